@@ -1,4 +1,4 @@
-"""Base classes of codecs, which convert bytes to bytes and describe their own cost and integrity checks."""
+"""Base classes of codecs, which convert bytes to bytes and describe their cost and integrity checks."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ CodecSpec = Mapping[str, Any]
 class Codec(ABC):
     """A codec from bytes to bytes, with the settings of one array.
 
-    Reading uses `decoded`, planning `decoding_bytes`, `ckpt doctor` `is_whole`, and `ckpt inspect chunks`
-    `name`.
+    Reads use `decoded`, plans use `decoding_bytes`, `ckpt doctor` uses `is_whole`, and `ckpt inspect chunks`
+    uses `name`.
 
     Attributes:
-        zarr3, zarr2: Its name in a `zarr.json`, its `id` in a `.zarray`; None if the format lacks the codec.
-        compresses: Whether it makes data smaller.
-        adds: Bytes that it appends to otherwise unchanged data; None if it changes the data.
+        zarr3, zarr2: The name in a `zarr.json`, and the `id` in a `.zarray`; None if the format lacks the
+            codec.
+        compresses: Whether the codec compresses data.
+        adds: Number of bytes that the codec appends to otherwise unchanged data; None if it changes the data.
         level: Compression level; None if unspecified.
     """
 
@@ -47,20 +48,20 @@ class Codec(ABC):
 
     @property
     def kind(self) -> str:
-        """The name without settings."""
+        """The name of the codec without settings."""
         return self.zarr2 or self.zarr3 or ""
 
     @property
     def name(self) -> str:
-        """The name with settings, such as "zstd:3"."""
+        """The name of the codec with settings, such as "zstd:3"."""
         return self.kind if self.level is None else f"{self.kind}:{self.level}"
 
     def names(self, chunk: object) -> tuple[str, ...]:
-        """Return the names for a chain of codecs; see `ShardingCodec.names`."""
+        """Return names for the description of a codec chain; see `ShardingCodec.names`."""
         return (self.name,)
 
     def decoding_bytes(self, nbytes: int) -> int:
-        """Return the memory for decoding to `nbytes` bytes, excluding the reader's buffer."""
+        """Return the memory for decoding to `nbytes` bytes, in bytes and without the reader's buffer."""
         return 3 * nbytes
 
     @abstractmethod
@@ -69,23 +70,23 @@ class Codec(ABC):
 
         Args:
             encoded: The full encoded data.
-            limit: Maximum decoded bytes; the caller rejects more, so they need not be produced.
+            limit: Maximum number of decoded bytes. The caller rejects more, so they need not be produced.
 
         Raises:
-            FormatError: The data is damaged; raised here or while the stream is read.
+            FormatError: The data is damaged. The error may be raised here or while the stream is read.
         """
 
     def damaged(self, reason: object) -> FormatError:
         return FormatError(f"the {self.kind} data is damaged", got=reason)
 
     def is_whole(self, chunk: ByteRange, decoded: int | None) -> bool:
-        """Return whether the data shows no sign of truncation or another content.
+        """Return whether the data shows no sign of truncation or foreign content.
 
-        Reads little, and decodes only if that contradicts the expectation.
+        Reads little, and decodes only to confirm a contradiction.
 
         Args:
             chunk: The encoded chunk; not empty.
-            decoded: Its decoded bytes; None if unknown.
+            decoded: Number of decoded bytes; None if unknown.
 
         Raises:
             FormatError, StorageError: The file cannot be read.
@@ -99,11 +100,11 @@ class Codec(ABC):
 
 
 class WholeCodec(Codec):
-    """A codec that decodes all of its data at once."""
+    """A codec that decodes all its data at once."""
 
     @abstractmethod
     def decode(self, data: bytes, limit: int) -> Buffer:
-        """Decode data; see `decoded` for the arguments. Any error is reported as damaged data."""
+        """Decode data; arguments as for `decoded`. Any error is reported as damaged data."""
 
     def decoded(self, encoded: Stream, limit: int) -> Stream:
         try:
@@ -115,10 +116,10 @@ class WholeCodec(Codec):
 
 
 class WritableCodec(Codec):
-    """A codec that can also write chunks.
+    """A codec that can also encode chunks.
 
     Attributes:
-        levels: The levels that a user can choose.
+        levels: The levels that users can choose.
     """
 
     levels: ClassVar[range]
@@ -135,7 +136,7 @@ class WritableCodec(Codec):
     @property
     @abstractmethod
     def working_bytes(self) -> int:
-        """Maximum memory for encoding a chunk, excluding input and output."""
+        """Maximum memory for encoding a chunk in bytes, excluding input and output."""
 
     @abstractmethod
     def encode(self, data: memoryview) -> bytes:
@@ -155,9 +156,9 @@ class Decompressor(Protocol):
 
 
 class SingleMemberStream(Stream):
-    """Decoder of a stream with exactly one member and no trailing data, as tensorstore requires for zarr v2.
+    """Decodes a stream with exactly one member and no trailing data, as tensorstore requires for zarr v2.
 
-    gzip and bz2 files may have several members; `fault` is the decompressor's error for damaged data.
+    Files of gzip and bz2 may have several members. `fault` is the decompressor's error for damaged data.
     """
 
     def __init__(
@@ -170,7 +171,7 @@ class SingleMemberStream(Stream):
         try:
             while not self._decompressor.eof:
                 built = self._decompressor.decompress(self._left, min(len(out), _DECODED_AT_ONCE))
-                # Input that zlib has not consumed; bz2 keeps it internally.
+                # Input that zlib has not consumed. bz2 keeps such input internally.
                 self._left = getattr(self._decompressor, "unconsumed_tail", b"")
                 if built:
                     out[: len(built)] = built
@@ -187,7 +188,7 @@ class SingleMemberStream(Stream):
 
 
 class Decoder(Stream):
-    """Stream of another library's decoder; `faults` are its errors for damaged data."""
+    """A stream of another library's decoder, with that decoder's errors for damaged data in `faults`."""
 
     def __init__(self, codec: Codec, reader: Any, *faults: type[Exception]) -> None:
         self._codec, self._reader, self._faults = codec, reader, faults
@@ -202,7 +203,7 @@ class Decoder(Stream):
 
 @dataclass(frozen=True)
 class Unknown(WholeCodec):
-    """A codec that neither this package nor a plug-in provides."""
+    """A codec that is neither built in nor provided by a plug-in."""
 
     named: str = ""
     compresses = False

@@ -13,7 +13,7 @@ _HEADER, _DECODED_AT, _LENGTH_AT = 16, 4, 12
 
 @dataclass(frozen=True)
 class Blosc(WholeCodec):
-    """Blosc with any inner compressor and shuffle, which its header specifies."""
+    """Blosc with any inner compressor and shuffle, which the data's header specifies."""
 
     zarr3 = zarr2 = "blosc"
 
@@ -33,7 +33,7 @@ class Blosc(WholeCodec):
         return tensorstore.decoded_bytes({"id": "blosc"}, data, nbytes) if nbytes else memoryview(b"")
 
     def is_whole(self, chunk: ByteRange, decoded: int | None) -> bool:
-        """Compare the encoded and decoded lengths in its header."""
+        """Compare the encoded and decoded lengths in the header."""
         if chunk.nbytes < _HEADER or chunk.number(_LENGTH_AT, 4) != chunk.nbytes:
             return False
         return decoded is None or chunk.number(_DECODED_AT, 4) == decoded

@@ -18,7 +18,7 @@ class BytesCodec:
     """The codec `bytes` of zarr v3, or the byte order in a `dtype` of v2.
 
     Attributes:
-        is_little: Whether elements are little-endian; elements of one byte need not specify it.
+        is_little: Whether elements are little-endian; one-byte elements need not specify this.
     """
 
     is_little: bool = True

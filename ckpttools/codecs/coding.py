@@ -1,4 +1,4 @@
-"""Decoding of chunks and inner chunks, assembled from their codecs."""
+"""Decode chunks and inner chunks with a chain of their codecs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ckpttools.core.region import Shape
 if TYPE_CHECKING:
     from ckpttools.codecs.tensorstore import WholeChunkDecoder
 
-# What a compressor may add to incompressible data; a compressor below it may have added the same.
+# Bytes that a compressor may add to incompressible data; a compressor below it may also have added them.
 _SLACK, _SHARE = 1 << 10, 64
 
 
@@ -30,12 +30,12 @@ class Coding:
     """The encoding of a piece, the smallest unit that is encoded separately.
 
     Attributes:
-        shape: Of the piece: a chunk, or an inner chunk of a shard.
-        dtype: Of its elements.
-        order: Axes of the piece from the slowest to the fastest in memory.
+        shape: Shape of the piece, which is a chunk or an inner chunk of a shard.
+        dtype: Dtype of the elements.
+        order: Axes of the piece from slowest to fastest in memory.
         elements: The conversion of elements to bytes.
-        codecs: Codecs from bytes to bytes, in the order of encoding.
-        fallback: A decoder for the full chunk that replaces the codecs; None if they are all supported.
+        codecs: Codecs from bytes to bytes, in encoding order.
+        fallback: A decoder for the full chunk that replaces the codecs; None if all codecs are supported.
     """
 
     shape: Shape
@@ -47,12 +47,12 @@ class Coding:
 
     @property
     def stored_shape(self) -> Shape:
-        """Shape of the piece with its axes in memory order."""
+        """The shape of the piece with its axes in memory order."""
         return tuple(self.shape[axis] for axis in self.order)
 
     @cached_property
     def nbytes(self) -> int:
-        """Decoded bytes of the piece."""
+        """Size of the decoded piece in bytes."""
         return prod(self.shape) * self.dtype.itemsize
 
     @cached_property
@@ -89,7 +89,7 @@ class Coding:
 
     @cached_property
     def _sizes(self) -> Sequence[int | None]:
-        """Bytes of the elements and of each codec's output; None if they depend on values."""
+        """Sizes of the elements and of each codec's output in bytes; None if they depend on values."""
         sizes: list[int | None] = [None if self.fallback else self.nbytes]
         for codec in self.codecs:
             before = sizes[-1]
@@ -98,11 +98,11 @@ class Coding:
 
     @property
     def stored_nbytes(self) -> int | None:
-        """Stored bytes of every piece; None if they depend on values."""
+        """Size of every stored piece in bytes; None if it depends on values."""
         return self._sizes[-1]
 
     def is_whole(self, chunk: ByteRange) -> bool:
-        """Return whether a piece shows no sign of truncation or another content; see `Codec.is_whole`.
+        """Return whether a piece shows no sign of truncation or foreign content; see `Codec.is_whole`.
 
         Raises:
             FormatError, StorageError: The file cannot be read.
@@ -127,10 +127,10 @@ def parse_coding(
     """Return the encoding of pieces, and the index of shards; None if chunks are not shards.
 
     Args:
-        codecs: As listed in `zarr.json`.
+        codecs: The codecs as listed in `zarr.json`.
         chunk: Shape of a chunk.
-        dtype: Of the elements.
-        document: The `zarr.json`, for the tensorstore fallback.
+        dtype: Dtype of the elements.
+        document: The parsed `zarr.json`, for the tensorstore fallback.
     """
     order, rest = split_order(codec_steps(codecs), len(chunk))
     if order is not None and len(rest) == 1 and isinstance(rest[0], ShardingCodec):
@@ -156,7 +156,7 @@ def _parse_piece(
 
 
 def split_order(steps: Sequence[CodecStep], rank: int) -> tuple[Shape | None, Sequence[CodecStep]]:
-    """Return the memory order of axes, None if it is invalid, and the remaining steps."""
+    """Return the memory order of the axes (None if it is invalid) and the remaining steps."""
     if steps and isinstance(steps[0], Transpose):
         return steps[0].order(rank), steps[1:]
     return tuple(range(rank)), steps

@@ -1,4 +1,4 @@
-"""CRC-32C: a checksum after the data, which is checked in full before any of the data is used."""
+"""CRC-32C: a checksum after the data, which is verified before any of the data is used."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NBYTES = 4
 
 @dataclass(frozen=True)
 class Crc32c(WholeCodec):
-    """A four-byte little-endian checksum after the data."""
+    """The codec `crc32c`: a four-byte little-endian checksum after the data."""
 
     zarr3 = "crc32c"
     compresses = False

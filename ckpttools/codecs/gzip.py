@@ -13,7 +13,7 @@ _MAGIC = b"\x1f\x8b"
 
 @dataclass(frozen=True)
 class Zlib(Codec):
-    """zlib, whose data can only be verified by decoding it."""
+    """The codec zlib, whose data can be verified only by decoding it."""
 
     zarr2, zarr3 = "zlib", "numcodecs.zlib"
 
@@ -27,7 +27,7 @@ class Zlib(Codec):
 
 @dataclass(frozen=True)
 class Gzip(Zlib):
-    """gzip with one member, as all zarr writers make it."""
+    """The codec gzip with a single member, as all zarr writers produce it."""
 
     zarr3 = zarr2 = "gzip"
 
@@ -35,6 +35,6 @@ class Gzip(Zlib):
         return SingleMemberStream(self, encoded, zlib.decompressobj(16 + zlib.MAX_WBITS), zlib.error)
 
     def is_whole(self, chunk: ByteRange, decoded: int | None) -> bool:
-        """Compare the last four bytes, which hold the number of decoded bytes."""
+        """Compare the last four bytes, which contain the number of decoded bytes."""
         is_one = chunk.part(0, len(_MAGIC)) == _MAGIC
         return is_one and (decoded is None or chunk.number(chunk.nbytes - 4, 4) == decoded % (1 << 32))

@@ -1,4 +1,4 @@
-"""Registry of codecs by name: built-in ones are listed here, others come from entry points."""
+"""The registry of codecs by name; codecs that are not built in come from entry points."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _BUILT_IN = {
 _MOST_DIGITS = 9
 
 CodecStep = Transpose | BytesCodec | ShardingCodec | Codec
-"""A codec in a chain: from elements to elements, from elements to bytes, or from bytes to bytes."""
+"""A step in a chain of codecs: from elements to elements, from elements to bytes, or from bytes to bytes."""
 
 
 @cache
@@ -38,12 +38,12 @@ def _plug_ins() -> tuple[type[Codec], ...]:
 
 
 def _find(attribute: str, name: str) -> type[Codec] | None:
-    """Return the codec with this name as its `zarr3` or `zarr2` attribute."""
+    """Return the codec whose `zarr3` or `zarr2` attribute is this name."""
     own = name.removeprefix("numcodecs.")
     result = _load(own) if own in _BUILT_IN else None
     if result is not None and getattr(result, attribute) == name:
         return result
-    # Search plug-ins last, since that takes 30 ms and most checkpoints do not need them.
+    # Plug-ins are searched last, because that takes 30 ms and most checkpoints do not need them.
     return next((item for item in _plug_ins() if getattr(item, attribute) == name), None)
 
 
@@ -74,7 +74,7 @@ def _step(spec: CodecSpec) -> CodecStep:
 
 
 def flat_steps(steps: Iterable[CodecStep]) -> Iterator[CodecStep]:
-    """Yield steps, including those of inner chunks of shards."""
+    """Yield steps, including those of inner chunks in shards."""
     for step in steps:
         yield step
         yield from flat_steps(step.steps) if isinstance(step, ShardingCodec) else ()
@@ -91,10 +91,10 @@ def _create_codec(kind: type[Codec] | None, name: str, settings: Mapping[str, An
 
 
 def parse_compression(declared: object) -> WritableCodec | None:
-    """Parse a compression such as `none`, `zstd` or `zstd:9`, or accept a codec; None means raw chunks.
+    """Parse a compression such as `none`, `zstd` or `zstd:9`, or accept a codec; None means uncompressed.
 
     Raises:
-        UsageError: The codec or level does not exist; lists the supported ones.
+        UsageError: The codec or level does not exist. The message lists the supported ones.
     """
     if declared == "none":
         return None

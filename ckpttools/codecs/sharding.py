@@ -1,4 +1,4 @@
-"""Shards: chunks of several separately encoded pieces, with an index of their locations."""
+"""Shards: chunks that consist of several separately encoded pieces and an index of their locations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ckpttools.codecs.coding import Coding
     from ckpttools.codecs.registry import CodecStep
 
-# Offset and length of an omitted piece.
+# Marks an omitted piece in place of its offset and length.
 _MISSING = (1 << 64) - 1
 _ENTRY_BYTES = 16
 
@@ -30,11 +30,11 @@ class ShardingCodec:
     """The codec `sharding_indexed` of zarr v3.
 
     Attributes:
-        piece: Shape of a piece, axes in memory order; unvalidated metadata of any type.
+        piece: Shape of a piece with axes in memory order; unvalidated metadata of any type.
         codecs: Codecs of pieces, as listed in the metadata.
-        steps: The same, parsed.
+        steps: The parsed codecs of pieces.
         index: The codecs of the index.
-        at_start: Whether the index is before the pieces; otherwise after them.
+        at_start: Whether the index is before the pieces rather than after them.
     """
 
     piece: Any
@@ -44,7 +44,7 @@ class ShardingCodec:
     at_start: bool
 
     def names(self, chunk: object) -> tuple[str, ...]:
-        """Return the codec names of pieces and a note on sharding; Orbax writes shards of one piece."""
+        """Return the codec names of pieces and a note about sharding; Orbax writes shards with one piece."""
         inner = (name for step in self.steps for name in step.names(self.piece))
         return (*inner, "sharded" if self.piece == chunk else f"in shards of {number_list(chunk)}")
 
@@ -52,7 +52,7 @@ class ShardingCodec:
         """Return the index format of shards; None if it is not supported here.
 
         Args:
-            chunk: Shape of a chunk, axes in memory order.
+            chunk: Shape of a chunk, with axes in memory order.
             order: The memory order of axes.
         """
         fits = len(self.piece) == len(chunk) and all(
@@ -68,9 +68,9 @@ class ShardIndex:
     """The index of a shard's pieces, which is read with each piece.
 
     Attributes:
-        grid: Pieces along each axis, in memory order.
+        grid: Number of pieces along each axis, in memory order.
         order: The memory order of axes.
-        at_start: Whether the index is before the pieces; otherwise after them.
+        at_start: Whether the index is before the pieces rather than after them.
         fill: Element of omitted pieces; None if omission is an error.
     """
 
@@ -81,16 +81,16 @@ class ShardIndex:
 
     @cached_property
     def pieces(self) -> int:
-        """Number of pieces."""
+        """The number of pieces."""
         return prod(self.grid)
 
     @property
     def index_bytes(self) -> int:
-        """Bytes of the index: offset and length of each piece, and a CRC-32C."""
+        """Size of the index in bytes: offset and length of each piece, and a CRC-32C."""
         return _ENTRY_BYTES * self.pieces + crc32c.NBYTES
 
     def number(self, location: Sequence[int]) -> int:
-        """Return the number of a piece from its grid index in the chunk."""
+        """Return the sequential number of a piece from its grid index in the chunk."""
         number = 0
         for axis, length in zip(self.order, self.grid, strict=True):
             number = number * length + location[axis]
@@ -105,7 +105,7 @@ class ShardIndex:
         return self._location(stored, self._index(stored), number)
 
     def is_whole(self, stored: ByteRange, coding: Coding) -> bool:
-        """Return whether a shard has a valid index, room for all pieces in it, and complete pieces.
+        """Return whether a shard has a valid index, contains all pieces in it, and has complete pieces.
 
         Raises:
             FormatError, StorageError: The file cannot be read.

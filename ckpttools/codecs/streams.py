@@ -13,8 +13,8 @@ from ckpttools.core.errors import FormatError
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-# Encoded bytes fetched at once: 128 KiB to 4 MiB decode equally fast. A stream reuses one buffer for all
-# fetches: with a new `bytes` for each it took 1.4 times as long.
+# Number of encoded bytes to fetch at a time: 128 KiB to 4 MiB decode equally fast. A stream reuses one buffer
+# for all fetches, because a new `bytes` for each takes 1.4 times as long.
 READ_BYTES = 1 << 18
 
 
@@ -25,14 +25,14 @@ class Stream(ABC):
 
     @abstractmethod
     def readinto(self, out: memoryview) -> int:
-        """Fill a part of `out` and return its length; 0 only at the end."""
+        """Fill a part of `out` and return its length, which is 0 only at the end."""
 
     def file(self) -> io.BufferedReader:
         """Return the stream as a file object."""
         return io.BufferedReader(_RawReader(self), READ_BYTES)
 
     def read(self, size: int) -> memoryview:
-        """Return up to `size` bytes, valid until the next call; empty only at the end."""
+        """Return up to `size` bytes, which are valid until the next call; empty only at the end."""
         if size > len(self._buffer):
             self._buffer = memoryview(bytearray(self._most(size)))
         return self._buffer[: self.readinto(self._buffer[:size])]
@@ -62,12 +62,12 @@ class _RawReader(io.RawIOBase):
 
 @dataclass(frozen=True, slots=True)
 class ByteRange:
-    """A range of a file.
+    """A byte range of a file.
 
     Attributes:
         source: The file.
-        offset: Its start in bytes.
-        nbytes: Its length in bytes.
+        offset: Start of the range in bytes.
+        nbytes: Length of the range in bytes.
     """
 
     source: ByteSource
@@ -75,7 +75,7 @@ class ByteRange:
     nbytes: int
 
     def number(self, position: int, size: int) -> int | None:
-        """Return a little-endian integer of `size` bytes at a position in the range; None beyond its end."""
+        """Return a little-endian integer of `size` bytes at a position in the range; None past its end."""
         data = self.part(position, size)
         return int.from_bytes(data, "little") if len(data) == size else None
 
@@ -91,7 +91,7 @@ class ByteRange:
 
 
 class RangeStream(Stream):
-    """A stream of a range of a file."""
+    """A stream of a byte range of a file."""
 
     def __init__(self, stored: ByteRange) -> None:
         self._source = stored.source
@@ -127,13 +127,13 @@ class BytesStream(Stream):
 
 
 class ConstantChunk(Stream):
-    """A stream of one repeated element, for a piece that was omitted because it contains nothing else."""
+    """A stream of one repeated element, for an omitted piece that contains nothing else."""
 
     def __init__(self, element: bytes, nbytes: int) -> None:
         self._element, self._left = element, nbytes
 
     def readinto(self, out: memoryview) -> int:
-        """See `Stream.readinto`; `out` must hold full elements."""
+        """See `Stream.readinto`. `out` must have room for whole elements."""
         count = min(len(out), self._left)
         out[:count] = self._element * (count // len(self._element))
         self._left -= count
@@ -141,7 +141,7 @@ class ConstantChunk(Stream):
 
 
 class SwappedStream(Stream):
-    """A stream of elements with reversed bytes."""
+    """A stream of elements with reversed byte order."""
 
     def __init__(self, stream: Stream, number_bytes: int) -> None:
         self._stream, self._size = stream, number_bytes
@@ -153,14 +153,14 @@ class SwappedStream(Stream):
         while more and count % self._size and count < len(out):
             more = self._stream.readinto(out[count:])
             count += more
-        # A partial element can only occur after the last one.
+        # A partial element can only occur after the last element.
         whole = out[: count - count % self._size]
         np.frombuffer(whole, f"u{self._size}").byteswap(inplace=True)
         return count
 
 
 class ExactReader:
-    """Reader of a stream that must have an exact length; tracks the position."""
+    """A reader for a stream that must have an exact length; tracks the position."""
 
     def __init__(self, stream: Stream, nbytes: int) -> None:
         self._stream, self._nbytes = stream, nbytes

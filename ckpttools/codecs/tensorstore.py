@@ -1,4 +1,4 @@
-"""Decoding by tensorstore, for codecs and chains of codecs that are not implemented here."""
+"""Decoding by tensorstore, for codecs and codec chains that are not implemented here."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Shape
 
-# Copies of a chunk in memory: its bytes, the value in tensorstore's store, the decoded array, and ours.
+# Number of copies of a chunk in memory: its bytes, the value in tensorstore's store, the decoded array, and
+# ours.
 COPIES = 4
 
 
 @dataclass(frozen=True)
 class WholeChunkDecoder:
-    """Decoder of single chunks by tensorstore.
+    """Decodes single chunks with tensorstore.
 
     Attributes:
-        key: Of the chunk.
+        key: Key of the chunk.
         text: The `zarr.json` of an array with only this chunk.
     """
 
@@ -33,7 +34,7 @@ class WholeChunkDecoder:
         return COPIES * nbytes
 
     def decoded(self, stored: ByteRange, extent: Shape) -> Stream:
-        """Return the chunk's elements; zeros outside `extent`, the part that is inside the array."""
+        """Return the chunk's elements, with zeros outside `extent`, the part that is inside the array."""
         values = {"zarr.json": self.text.encode(), self.key: RangeStream(stored).rest()}
         return BytesStream(_decoded("zarr3", values, extent))
 
@@ -41,7 +42,7 @@ class WholeChunkDecoder:
 def whole_chunk_decoder(
     codecs: Sequence[CodecSpec], chunk: Shape, document: Mapping[str, Any]
 ) -> WholeChunkDecoder:
-    """Return a decoder for chunks of this shape and codecs, of an array with this `zarr.json`."""
+    """Return a decoder for chunks with this shape and these codecs, from an array with this `zarr.json`."""
     grid = {"name": "regular", "configuration": {"chunk_shape": chunk}}
     encoding = {"name": "default", "configuration": {"separator": "/"}}
     single = {**document, "codecs": list(codecs), "shape": chunk}
@@ -51,7 +52,7 @@ def whole_chunk_decoder(
 
 
 def decoded_bytes(compressor: Mapping[str, Any], data: bytes, nbytes: int) -> memoryview:
-    """Decode data of a zarr v2 compressor to `nbytes` bytes."""
+    """Decode the data of a zarr v2 compressor to `nbytes` bytes."""
     document = {
         "chunks": [nbytes],
         "compressor": compressor,
@@ -66,11 +67,12 @@ def decoded_bytes(compressor: Mapping[str, Any], data: bytes, nbytes: int) -> me
 
 
 def _decoded(driver: str, values: dict[str, bytes], extent: Shape) -> memoryview:
-    """Decode the only chunk of an array given by its keys and values; zeros outside `extent`."""
+    """Decode the only chunk of an array that is given by keys and values, with zeros outside `extent`."""
     import numpy as np
     import tensorstore as ts
 
-    # A separate store for each chunk leaves nothing behind. One copier, since callers have their own threads.
+    # A separate store for each chunk leaves nothing behind. A single copier is enough, because callers have
+    # their own threads.
     context = ts.Context({"data_copy_concurrency": {"limit": 1}})
     try:
         store = ts.KvStore.open({"driver": "memory"}, context=context).result()

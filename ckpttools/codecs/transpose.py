@@ -15,8 +15,8 @@ class Transpose:
     """The codec `transpose` of zarr v3, or the `order` of v2.
 
     Attributes:
-        declared: The order in the metadata; unvalidated and of any type.
-        word: Its name.
+        declared: The order in the metadata; an unvalidated value of any type.
+        word: Name of the codec.
     """
 
     declared: object
@@ -36,7 +36,7 @@ class Transpose:
         return (self.word,)
 
     def order(self, rank: int) -> Shape | None:
-        """Return the axes from the slowest to the fastest in memory; None if it is not a permutation."""
+        """Return the axes from slowest to fastest in memory; None if the order is not a permutation."""
         declared = self.declared
         return (
             tuple(declared) if isinstance(declared, list) and sorted(declared) == list(range(rank)) else None

@@ -3,12 +3,12 @@
 Measured with Orbax's default (`sharding_indexed` of one inner chunk, bytes, zstd level 3; 1.07 GB of bfloat16
 weights in chunks of 128 MiB, one thread, files cached; resident bytes in addition to the 1.07 GB result):
 
-    tensorstore, the whole array      0.57 GB/s   +1177 MiB
+    tensorstore, full array           0.57 GB/s   +1177 MiB
     tensorstore, chunk by chunk       0.51 GB/s    +409 MiB
     tensorstore, chunk in memory://   0.45 GB/s    +810 MiB
     zstandard, decompress()           0.72 GB/s    +356 MiB
     zstandard, stream_reader          1.57 GB/s      +4 MiB
-    this package, as a whole          1.31 GB/s      +2 MiB
+    this package, full array          1.31 GB/s      +2 MiB
     this package, 32 rows at a time   1.24 GB/s      +7 MiB
 """
 
@@ -18,11 +18,12 @@ from ckpttools.codecs.base import CodecSpec, Decoder, WritableCodec
 from ckpttools.codecs.streams import READ_BYTES, ByteRange, Stream
 from ckpttools.core.dataclass import dataclass
 
-# Level 3 is zstd's own default and Orbax's for zarr v3. From level 20 on a compressor takes hundreds of MiB.
+# Level 3 is the default of zstd, and Orbax's default for zarr v3. From level 20 on, a compressor takes
+# hundreds of MiB.
 DEFAULT_LEVEL, HIGHEST_LEVEL = 3, 19
-# Every worker holds a chunk twice while encoding it, raw and encoded.
+# While encoding, each worker holds a chunk twice: raw and encoded.
 LARGEST_ENCODED = 16 << 20
-# Largest window of zstd's levels up to 19; a decoder keeps that many decoded bytes.
+# Largest window of zstd's levels up to 19; a decoder keeps this many decoded bytes.
 _WINDOW_BYTES = 8 << 20
 # Tables and one block of output.
 _DECODER_BYTES = 512 << 10
@@ -35,7 +36,7 @@ _RLE_BLOCK, _RESERVED_BLOCK = 1, 3
 
 @dataclass(frozen=True)
 class Zstd(WritableCodec):
-    """One or more zstd frames."""
+    """The codec zstd: one or more zstd frames."""
 
     zarr3 = zarr2 = "zstd"
     levels = range(1, HIGHEST_LEVEL + 1)
@@ -57,9 +58,9 @@ class Zstd(WritableCodec):
         return Decoder(self, reader, zstandard.ZstdError)
 
     def is_whole(self, chunk: ByteRange, decoded: int | None) -> bool:
-        """Walk the blocks, whose headers have their lengths (RFC 8878): 3 bytes per 128 KiB of elements.
+        """Check the chain of blocks, whose headers have their lengths (RFC 8878): 3 bytes per 128 KiB.
 
-        If all frames state the length of their content, the total must equal the expected length.
+        If all frames state the length of their content, the total must also equal the expected length.
         """
         position: int | None = 0
         stated, all_state = 0, True
@@ -83,15 +84,16 @@ class Zstd(WritableCodec):
         return parameters.estimated_compression_context_size()
 
     def encode(self, data: memoryview) -> bytes:
-        """Encode one zstd frame that states its content size; other threads run meanwhile."""
+        """Encode one zstd frame that states its content size; other threads can run meanwhile."""
         import zstandard
 
-        # Threads must not share a compressor; creating one takes microseconds, a chunk milliseconds.
+        # Threads must not share a compressor. Creating one takes microseconds, compressing a chunk takes
+        # milliseconds.
         return zstandard.ZstdCompressor(level=self.level or DEFAULT_LEVEL).compress(data)
 
 
 def _content_bytes(chunk: ByteRange, position: int) -> int | None:
-    """Return the content length stated by the frame at a position; None if it states none."""
+    """Return the content length stated by the frame at a position; None if it is not stated."""
     if chunk.number(position, 4) != _FRAME:
         return 0  # a skippable frame
     flags = chunk.number(position + 4, 1) or 0

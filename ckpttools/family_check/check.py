@@ -1,4 +1,4 @@
-"""Check a family by itself, with the sizes of a configuration, or against a checkpoint on either side."""
+"""Check a family on its own, with the sizes of a configuration, or against a checkpoint of either side."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ from ckpttools.stores.registry import LocationLike, parse
 def check_family(
     family: Family, against: LocationLike | None = None, config: LocationLike | None = None
 ) -> FamilyCheck:
-    """Check a family without reading any array.
+    """Check a family without reading array data.
 
     Args:
         family: The family whose rows are checked.
-        against: A checkpoint of such a model, Hugging Face or MaxText; None to check the family by itself.
-        config: The model's `config.json` or its directory; None for the one next to `against`, or for
-            synthetic models.
+        against: A Hugging Face or MaxText checkpoint of such a model; None checks the family on its own.
+        config: The model's `config.json` or its directory; None uses the one next to `against`, or synthetic
+            models.
 
     Raises:
         CheckpointError: `against` or `config` cannot be read.
@@ -62,7 +62,7 @@ def check_family(
 
 
 def _config_file(location: Location) -> Location:
-    """Return a configuration file, given its path or that of its directory."""
+    """Return a configuration file, given its path or its directory."""
     if not location.is_dir():
         return location
     if not (location / CONFIG).exists():
@@ -99,7 +99,7 @@ def check_alone(family: Family) -> FamilyCheck:
 
 
 def check_on_config(family: Family, config: Mapping[str, Any], location: str) -> FamilyCheck:
-    """Check the rows with the sizes of a configuration, and synthetic values for missing sizes."""
+    """Check the rows with the sizes of a configuration, using synthetic values for missing sizes."""
     definition = Definition(family)
     check = FamilyCheck(family.name, config=location, findings=definition.findings())
     if any(map(is_fatal, check.findings)):
@@ -113,12 +113,12 @@ def check_on_config(family: Family, config: Mapping[str, Any], location: str) ->
 def check_against(
     family: Family, tree: Tree, config: Mapping[str, Any] | None = None, location: str = CONFIG
 ) -> FamilyCheck:
-    """Compare the rows with a checkpoint of either side, without reading arrays.
+    """Compare the rows with a checkpoint of either side, without reading array data.
 
     Args:
         family: The family whose rows are checked.
         tree: The checkpoint.
-        config: The model's configuration; None if there is none, so that array shapes decide.
+        config: The model's configuration; None if there is none, in which case array shapes decide.
         location: The location of the configuration, for messages.
     """
     check = FamilyCheck(
@@ -143,7 +143,7 @@ def check_against(
 
 
 def _failure_finding(mapped: Mapped | CheckpointError) -> int:
-    """Count the findings, to choose the best of the layouts that a checkpoint may have."""
+    """Count the findings, to choose the best of the possible layouts of a checkpoint."""
     return len(list(findings_of(mapped))) if isinstance(mapped, CheckpointError) else 0
 
 
@@ -167,10 +167,10 @@ def _finish(check: FamilyCheck, trip: RoundTrip) -> FamilyCheck:
 
 
 def _round_trips(family: Family, models: Iterable[SyntheticModel]) -> Iterator[RoundTrip]:
-    """Run the round trips of the rows on each model in each spelling.
+    """Run round trips of the rows on each model in each spelling.
 
     A model with the same rows and sizes as a correct one is skipped. A third of all models differ only in
-    flags that decide nothing in a spelling, or decide something only together with others.
+    flags that have no effect in a spelling, or have an effect only together with others.
     """
     sound: set[Hashable] = set()
     for model, (number, spelling) in product(models, enumerate(family.spellings)):
@@ -192,7 +192,7 @@ def _check_layout(family: Family, model: SyntheticModel, spelling: Spelling) -> 
 
 @dataclass(frozen=True)
 class _BoundRows:
-    """The rows of a family, bound to one model.
+    """The rows of a family, bound to a model.
 
     Attributes:
         bind: See `Bind`.
@@ -204,7 +204,7 @@ class _BoundRows:
 
     @property
     def identity(self) -> Hashable:
-        """Return a key that is equal for models with equal results in one spelling."""
+        """Return a key that is equal for models that give equal results in one spelling."""
         table = self.bind(None)
         rows = tuple(map(table.has, table.rows))
         lengths = frozenset(lengths_of(table.sizes).items())
@@ -212,7 +212,7 @@ class _BoundRows:
 
 
 def _rows_of_side(family: Family, model: SyntheticModel, spelling: Spelling) -> _BoundRows | RoundTrip:
-    """Bind the rows to one model in one spelling, or return the findings about its sizes."""
+    """Bind the rows to a model in one spelling, or return the findings about its sizes."""
 
     @cache
     def bind(scan_axis: int | None) -> Table:
@@ -239,8 +239,8 @@ class _SideReading:
         side: "huggingface" or "maxtext".
         arrays: The arrays by name.
         table: The rows, with all flags decided.
-        share: The share of the rows' first names that exist.
-        open_flags: Undecided flags, which are assumed not set.
+        share: The fraction of the rows' first names that exist.
+        open_flags: The undecided flags, which are assumed not to be set.
     """
 
     side: str
@@ -261,7 +261,7 @@ class _SideReading:
         return cls(side, arrays, replace(table, flags=flags), share, is_open)
 
     def mapped(self) -> Mapped | CheckpointError:
-        """Return the arrays of the other side, or the error that prevents them."""
+        """Return the arrays of the other side, or the error that prevents mapping them."""
         try:
             if self.side == "huggingface":
                 return self.table.to_left(self.arrays)
@@ -322,10 +322,10 @@ class RoundTrip:
     """The result of the round trips in all layouts.
 
     Attributes:
-        findings: The problems in any layout.
+        findings: The problems in all layouts.
         hints: Hints that may explain some findings.
-        num_arrays: Number of arrays on the right.
-        layouts: The layouts in which all arrays came back.
+        num_arrays: Number of arrays on the right side.
+        layouts: The layouts in which all arrays were restored.
     """
 
     findings: tuple[FamilyFinding, ...] = ()
@@ -338,9 +338,9 @@ def round_trip(bind: Bind, lengths: Mapping[str, int], right: Shapes | None = No
     """Map right arrays to the left and back, in every layout.
 
     Args:
-        bind: The function that returns the table of a layout.
+        bind: Returns the table of a layout.
         lengths: The length of every axis.
-        right: Right keys and shapes; None for those of the rows.
+        right: Keys and shapes of the right arrays; None uses those of the rows.
     """
     rows = present_rows(bind(None), lengths)
     findings = list(_duplicate_targets([(row.right, row.left) for row in rows], lengths))
@@ -348,13 +348,13 @@ def round_trip(bind: Bind, lengths: Mapping[str, int], right: Shapes | None = No
     right = _shapes(stored, lengths) if right is None else right
     hints: list[str] = []
     layouts: list[TriedLayout] = []
-    # If two rows produce one key, other findings would only be consequences.
+    # If two rows produce the same key, other findings would only be consequences.
     ambiguous = bool(findings)
     for name, scan_axis in LAYOUTS.items():
         try:
             table = bind(scan_axis)
         except CheckpointError:
-            # Unstacked layers were bound above, so MaxText does not scan this number of layers.
+            # Binding succeeded for unstacked layers above, so MaxText does not scan this number of layers.
             continue
         rows = present_rows(table, lengths)
         left = _shapes([row.left for row in rows], lengths)
@@ -389,11 +389,11 @@ def _shapes(sides: Iterable[Side], lengths: Mapping[str, int]) -> dict[str, Shap
 def _duplicate_targets(
     sides: Sequence[tuple[Side, Side]], lengths: Mapping[str, int]
 ) -> Iterator[FamilyFinding]:
-    """Yield the keys that are produced twice. Pairs are the target side and the source side."""
+    """Yield the keys that are produced twice; pairs are (target side, source side)."""
     makers: dict[str, int] = {}
     for number, (side, other) in enumerate(sides):
         if side.join is not None and side.join.number > 0:
-            # A later part of an array, which the row of the first part produces.
+            # A later part of an array, which the row of its first part produces.
             continue
         for key in side.keys(lengths):
             if key not in makers:
@@ -406,7 +406,7 @@ def _duplicate_targets(
 
 
 def _compare_round_trip(table: Table, right: Shapes, left: Shapes) -> Iterator[FamilyFinding]:
-    """Compare the left arrays with the sides of the rows, and the returned arrays with the original ones."""
+    """Compare the left arrays with the sides of the rows, and the returned arrays with the originals."""
     # Rows that change values need a float dtype, and keep float32.
     there = table.to_left({key: Constant(shape, _F32, bytes(4)) for key, shape in right.items()})
     yield from _differences(there.arrays, left)

@@ -19,10 +19,10 @@ from ckpttools.mapping.values import Scale
 from ckpttools.model_families.family import Family
 
 LAYOUTS = {"unscanned": None, "scanned on axis 0": 0, "scanned on axis 1": 1}
-"""Layouts of MaxText, and the scan axis of each."""
+"""Layouts in MaxText, each with its scan axis."""
 
 
-# The rows can be checked despite findings of these kinds.
+# Findings of these kinds do not prevent a check of the rows.
 _HARMLESS = ("flag", "spelling")
 
 
@@ -65,7 +65,7 @@ class Definition:
 
     @cached_property
     def labeled(self) -> dict[str, list[Field]]:
-        """Return the fields that write an axis as words, by axis."""
+        """Return the fields that spell an axis as words, by axis."""
         fields_by_axis: dict[str, list[Field]] = {}
         for field in dict.fromkeys(field for side in self.sides for field in side.key.fields if field.labels):
             fields_by_axis.setdefault(field.axes[0], []).append(field)
@@ -80,12 +80,12 @@ class Definition:
 
     @cached_property
     def unruled(self) -> dict[str, Flag]:
-        """Return the flags that rows use and no rule sets, as not set."""
+        """Return the flags that rows use but no rule sets, as not set."""
         used_flags = {flag for row in self.rows for flag in row.flags}
         return {flag: Flag(False, "no rule") for flag in sorted(used_flags - self.family.flags.keys())}
 
     def findings(self) -> tuple[FamilyFinding, ...]:
-        """Return all findings, each once."""
+        """Return all findings without duplicates."""
         texts = tuple(self._texts())
         if texts:
             return texts
@@ -100,7 +100,7 @@ class Definition:
         return tuple(dict.fromkeys(found))
 
     def _texts(self) -> Iterator[FamilyFinding]:
-        """Yield findings for strings in place of tuples, which Python would iterate by letter."""
+        """Yield findings for strings in place of tuples, which Python would iterate letter by letter."""
         family = self.family
         tuples: dict[str, object] = {
             name: getattr(family, name) for name in ("model_types", "models", "dropped", "left_out", "towers")
@@ -200,7 +200,8 @@ class Definition:
             for prefix in spelling.prefixes:
                 if not any(key.startswith(prefix) for key in keys):
                     yield FamilyFinding("spelling", spelling.name, f"no row's key begins with {prefix!r}")
-            # A text model with another architecture belongs to another family, even with the same names.
+            # A text model with another architecture belongs to another family, even if the names are the
+            # same.
             for model_type in () if spelling.architecture else spelling.model_types:
                 if model_type not in family.model_types:
                     text = f"the family has no model_type {model_type}{near(model_type, family.model_types)}"

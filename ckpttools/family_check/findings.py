@@ -8,7 +8,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, ConfigError, ShapeError, did_you_mean, listing, near_names
 from ckpttools.mapping.coverage import Coverage, NotCoveredError
 
-# The search for a similar name compares with every unmatched array.
+# Number of missing keys for which a similar name is suggested; each search compares all unmatched arrays.
 _MOST_NEAR = 20
 
 
@@ -17,8 +17,8 @@ class FamilyFinding:
     """A problem in a family.
 
     Attributes:
-        kind: "row", "key", "axis", "flag", "size", "formula", "label", "spelling" or "op" for a problem of
-            the family itself; "missing", "not expected" or "shape" if arrays do not match it.
+        kind: "row", "key", "axis", "flag", "size", "formula", "label", "spelling" or "op" for a problem in
+            the family itself; "missing", "not expected" or "shape" if arrays do not match the family.
         location: The row, key, axis or array.
         text: The description of the problem.
     """
@@ -30,7 +30,7 @@ class FamilyFinding:
 
 @dataclass(frozen=True, slots=True)
 class TriedLayout:
-    """A layout of layers in MaxText.
+    """A layout of layers in MaxText that was tried.
 
     Attributes:
         name: "unscanned", "scanned on axis 0" or "scanned on axis 1".
@@ -47,13 +47,13 @@ class FamilyCheck:
 
     Attributes:
         family: The name of the family.
-        against: The checkpoint it was compared with, or None.
-        side: "huggingface" or "maxtext", the naming scheme of the checkpoint, or None.
-        config: The configuration that gave the sizes, or None for synthetic ones.
+        against: The checkpoint that the family was compared with, or None.
+        side: The naming scheme of the checkpoint, "huggingface" or "maxtext", or None.
+        config: The configuration that gave the sizes, or None for synthetic sizes.
         models: A description of each model that was checked.
         num_arrays: Number of arrays on the right side, for the largest model.
         layouts: The layouts in which the round trip succeeded, for the largest model.
-        findings: All problems; none if the family is sound.
+        findings: All problems; empty if the family is correct.
         hints: Sentences that may explain some findings.
     """
 
@@ -78,7 +78,7 @@ class FamilyCheck:
 
 
 def findings_of(error: CheckpointError) -> Iterator[FamilyFinding]:
-    """Yield the findings in an error of a table."""
+    """Yield the findings in an error from a table."""
     if isinstance(error, NotCoveredError):
         yield from _coverage_findings(error.coverage)
         return

@@ -1,4 +1,4 @@
-"""Create synthetic models of a family: sizes that satisfy its formulas, and every setting of its flags."""
+"""Create synthetic models of a family: sizes that satisfy its formulas, with every setting of its flags."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ckpttools.model_families.family import Family
 # Lengths differ between axes, so that confusing two axes causes a mismatch.
 _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97)
 _LARGEST = 60
-# Limit for the tried settings of flags; twelve independent flags have more.
+# Maximum number of flag settings to try; twelve independent flags have more.
 _MOST_SETTINGS = 64
 
 
@@ -27,7 +27,7 @@ class SyntheticModel:
 
     Attributes:
         declared: A description that distinguishes the model from the others.
-        config: Its configuration; None if there is none.
+        config: The configuration; None if there is none.
         lengths: The lengths of axes that the configuration does not give.
         flags: Flags that no configuration sets.
     """
@@ -58,10 +58,10 @@ def synthetic_model(definition: Definition) -> Iterator[SyntheticModel]:
 
 @dataclass(frozen=True)
 class FlagSetting:
-    """One setting of a family's flags.
+    """A setting of a family's flags.
 
     Attributes:
-        fields: Value of each configuration field that a flag reads, None for an absent field.
+        fields: The value of each configuration field that a flag reads; None for an absent field.
         flags: Flags that only a user sets.
     """
 
@@ -77,12 +77,12 @@ class FlagSetting:
 def flag_settings(family: Family, stated: Mapping[str, int]) -> Iterator[FlagSetting]:
     """Yield every setting of a family's flags.
 
-    Flags that describe files alternate, since no rule depends on them.
+    Flags that describe files alternate, because no rule depends on them.
 
     Args:
         family: The family.
         stated: Fields that state a length; a flag that depends on the presence of such a field keeps or
-            removes it.
+            removes the field.
     """
     choices: dict[str, list[Any]] = {}
     users: list[str] = []
@@ -110,9 +110,9 @@ def flag_settings(family: Family, stated: Mapping[str, int]) -> Iterator[FlagSet
 
 
 def configuration(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration with these fields, with dots for nested ones; None values are left out.
+    """Return a configuration with these fields, with dots for nested fields; None values are left out.
 
-    Its model type is unknown, because known types would have defaults for missing fields.
+    The model type is an unknown one, because known types would have defaults for missing fields.
     """
     config: dict[str, Any] = {"model_type": "made-up"}
     for name, item in fields.items():
@@ -145,11 +145,11 @@ class Sizes:
     def of(cls, definition: Definition, absent: frozenset[str] = frozenset()) -> Sizes:
         """Return sizes for which all formulas have valid lengths, of two or more if possible.
 
-        With a single block or layer, a wrong index in a name could not collide with another.
+        With a single block or layer, a wrong index in a name could not collide with another index.
 
         Args:
             definition: The definition of the family.
-            absent: Axes whose fields are absent, so that their defaults count.
+            absent: Axes whose fields are absent, so that defaults apply.
         """
         family = definition.family
         labeled = {axis: len(fields[0].labels) for axis, fields in definition.labeled.items()}
@@ -167,7 +167,7 @@ class Sizes:
         return sizes
 
     def with_complete_cycles(self, family: Family) -> Sizes:
-        """Return sizes for which MaxText can scan the layers: these, or with another number of layers."""
+        """Return sizes for which MaxText can scan the layers: these sizes, or another number of layers."""
         changes = [{**self.variables, name: n} for name in sorted(self.variables) for n in range(1, _LARGEST)]
         fitting = [
             change for change in changes if not family.layers_beyond_cycles(self._evaluated(change)[0])
@@ -221,6 +221,6 @@ class Sizes:
             self.variables.update(best)
 
     def _score(self, variables: Mapping[str, int]) -> tuple[int, int]:
-        """Return the number of failing formulas, and how much the others fall short of two."""
+        """Return the number of failing formulas, and how far the other lengths fall short of two."""
         lengths, wrong = self._evaluated(variables)
         return len(wrong), sum(max(0, 2 - lengths.get(axis, 2)) for axis in self.formulas)

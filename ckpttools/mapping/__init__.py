@@ -1,1 +1,1 @@
-"""Naming and layout rules for the same arrays in two frameworks, without I/O and model names."""
+"""Rules for the names and layouts of the same arrays in two frameworks, without I/O and model names."""

@@ -1,4 +1,4 @@
-"""Formulas over axis lengths, such as `layers // 6` or `6 * block + 1`, that derive one length."""
+"""Formulas that derive an axis length from others, such as `layers // 6` or `6 * block + 1`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OPERATIONS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
 
 
 class DoesNotDivideError(ArithmeticError):
-    """A `/` in a formula that leaves a remainder, or a division by 0."""
+    """A `/` in a formula leaves a remainder, or a division has divisor 0."""
 
 
 @lru_cache(maxsize=1024)
@@ -38,11 +38,11 @@ def value(formula: str, lengths: Mapping[str, int]) -> int:
     """Evaluate a formula.
 
     Args:
-        formula: Such as `layers // 6`; `/` is a division that must leave no remainder.
+        formula: A formula such as `layers // 6`; `/` is a division that must not leave a remainder.
         lengths: The length of every axis in the formula.
 
     Raises:
-        MappingError: See `axes_in`.
+        MappingError: As for `axes_in`.
         DoesNotDivideError: A `/` leaves a remainder, or the divisor is 0.
     """
     return _value(_parse(formula), lengths, formula)

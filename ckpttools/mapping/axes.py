@@ -1,10 +1,10 @@
-"""One side of a row: a key (`ckpttools.mapping.keys`) and an array with named axes.
+"""A side of a row: a key (`ckpttools.mapping.keys`) and an array with named axes.
 
     model.layers.{layer}.self_attn.q_proj.weight: (heads head_dim) embed
 
 In the array, `(heads head_dim)` is two axes merged into one. A `+` marks one of several parts that are
-concatenated on an axis: `(heads +query)` within each head, `+(heads query)` across the whole axis. Each part
-has its own row, and the parts are stored in the order of their rows.
+concatenated along an axis: `(heads +query)` within each head, `+(heads query)` across the full axis. Each
+part has its own row, and the parts are stored in the order of their rows.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ckpttools.mapping.keys import AxisGroup, Coordinates, Key, parse_key
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """The position of a side among the parts that are concatenated into one array.
+    """The position of a side among the parts that are concatenated into an array.
 
     Attributes:
         at: Index of the concatenated group.
-        depth: Number of axes of that group in front of the parts.
-        parts: The axes of every part; empty if only this one is known.
+        depth: Number of axes in that group before the parts.
+        parts: The axes of every part; empty if only this part is known.
         number: Index of this part.
     """
 
@@ -54,13 +54,13 @@ class Side:
 
     @property
     def parts(self) -> tuple[AxisGroup, ...]:
-        """Return the axes of each part on the joined group; empty if the array has no parts."""
+        """Return the axes of each part in the concatenated group; empty if the array has no parts."""
         if self.join is None:
             return ()
         return self.join.parts or (self.groups[self.join.at][self.join.depth :],)
 
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """Return the shape of the full array, all parts included, at these sizes."""
+        """Return the shape of the full array at these sizes, including all parts."""
         own = [prod(sizes[axis] for axis in group) for group in self.groups]
         if self.join is not None:
             outside = self.groups[self.join.at][: self.join.depth]
@@ -69,7 +69,7 @@ class Side:
         return tuple(own)
 
     def indices(self, sizes: Mapping[str, int]) -> Iterator[Coordinates]:
-        """Yield every coordinate of the key's axes, the last axis fastest."""
+        """Yield every coordinate of the key's axes, with the last axis varying fastest."""
         axes = self.key.axes
         for at in product(*(range(sizes[axis]) for axis in axes)):
             yield dict(zip(axes, at, strict=True))
@@ -80,9 +80,9 @@ class Side:
             yield self.key.format(index, sizes)
 
     def below(self, prefix: Key, stacked: Sequence[str] = (), at: int = 0) -> Side:
-        """Return this side under a prefix, with further array axes before position `at`.
+        """Return this side under a prefix, with additional array axes before position `at`.
 
-        If the array has fewer axes than that, the new ones become its last axes.
+        If the array has fewer axes than `at`, the new axes become its last ones.
         """
         at = min(at, len(self.groups))
         added = tuple((axis,) for axis in stacked)
@@ -96,7 +96,7 @@ class Side:
         return f"{self.key}: {' '.join(groups)}".rstrip()
 
     def _mark(self, at: int) -> int | None:
-        """Return the axis of a group before which a part begins; None if the group is not a part."""
+        """Return the axis of a group before which a part begins; None if the group has no part."""
         return self.join.depth if self.join is not None and self.join.at == at else None
 
 
@@ -109,7 +109,7 @@ def parse_side(key: str, axes: str) -> Side:
     """Parse a side from a row's two strings.
 
     Raises:
-        MappingError: An empty key, unbalanced brackets, an empty name, an axis that occurs twice.
+        MappingError: The key or a name is empty, brackets are unbalanced, or an axis occurs twice.
     """
     written = parse_groups(axes)
     side = Side(
@@ -134,7 +134,7 @@ def parse_groups(text: str) -> tuple[AxisGroup, ...]:
     """Parse array axes such as `(heads head_dim) embed`, with a `+` before the axes that begin a part.
 
     Raises:
-        MappingError: See `parse_side`.
+        MappingError: As for `parse_side`.
     """
     groups: list[AxisGroup] = []
     remaining = text.strip()

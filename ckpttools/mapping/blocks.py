@@ -1,8 +1,8 @@
-"""Conversion of quantization blocks (elements that share a scale) from one side's axes to the other's.
+"""Convert quantization blocks (elements that share a scale) from one side's axes to the other's.
 
 A matrix (heads head_dim) x embed in blocks of 128 x 128 has a grid of scales. Given the number of blocks on
-each axis, (16 heads, 2 blocks per head) x 16 blocks of embed, the row itself rearranges that grid: with these
-counts in place of the axis lengths, and without its value op.
+each axis, such as (16 heads, 2 blocks per head) x 16 blocks of embed, the row itself rearranges the grid,
+using these counts in place of the axis lengths and without its value op.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ def block_counts(side: Side, sizes: Mapping[str, int], block: Block) -> dict[str
     Args:
         side: A side of a row, with an array of at least two axes.
         sizes: The length of every axis.
-        block: Elements of a block on the last two axes of the array.
+        block: Shape of a block on the last two axes of the array.
 
     Returns:
-        Axis -> number of blocks; 1 if one block covers the axis, its length if the axis is not cut.
+        Axis -> number of blocks: 1 if one block covers the axis, or the length of an axis that is not cut.
 
     Raises:
-        MappingError: Blocks cross the edges of axes or parts, or the last one is smaller.
+        MappingError: Blocks cross the edges of axes or parts, or the last block is smaller.
     """
     if len(side.groups) < 2:
         raise MappingError("only matrices have blocks", got=f"{len(side.groups)} axes")
@@ -80,13 +80,12 @@ def cell_counts(group: AxisGroup, sizes: Mapping[str, int], cell: int) -> dict[s
 
 
 def grid_of(side: Side, sizes: Mapping[str, int], counts: Mapping[str, int]) -> tuple[int, ...]:
-    """Return the shape of the grid of scales of a side's full array, all parts included.
+    """Return the shape of the grid of scales for a side's full array, including all parts.
 
     Args:
         side: A side of a row.
         sizes: The length of every axis.
-        counts: Number of blocks on each axis that is cut into blocks; for arrays of parts, on the axes of
-            all parts.
+        counts: Number of blocks on each axis that is cut into blocks, including the axes of all parts.
 
     Raises:
         MappingError: The elements of a block are not contiguous on this side.
@@ -138,24 +137,27 @@ def axes_text(group: Iterable[str], sizes: Mapping[str, int]) -> str:
     return " x ".join(f"{axis} {sizes[axis]}" for axis in group)
 
 
-# A block of 128 rows may cover two heads of 64. Where heads are an axis, the grid of scales therefore has
+# A block of 128 rows may cover two heads of 64. If heads are an axis, the grid of scales therefore has
 # smaller cells, each with the scale of its block. The reverse conversion takes one cell of each block and
 # requires the other cells to be equal.
 
-# Maximum cells in a block: for 128 x 128 elements with float32 scales, these take 1/4 of the block's bytes.
+# Maximum number of cells in a block: for 128 x 128 elements with float32 scales, they take 1/4 of the block's
+# bytes.
 _MOST_CELLS = 1024
 
 Fits = Callable[[Row, Mapping[str, int], Shape], str]
-"""Return the reason why a row's left arrays should not have a grid of this shape; empty if the grid is fine.
-The sizes are of the weight.
+"""Function that returns why a row's left arrays should not have a grid of this shape.
+
+The result is empty if the grid is acceptable. The sizes are those of the weight.
 """
 
 
 def fitting_cells(row: Row, sizes: Mapping[str, int], block: Block, fits: Fits) -> tuple[dict[str, int], str]:
-    """Choose the cells whose grid fits, or else the coarsest cells, with the reason for the misfit.
+    """Choose the cells whose grid fits, or else the coarsest cells with the reason for the misfit.
 
     Raises:
-        MappingError: No cells exist, or they are so small that scales would be as large as the weight.
+        MappingError: There are no valid cells, or they are so small that scales would be as large as the
+            weight.
     """
     coarsest: tuple[dict[str, int], str] | None = None
     failed: MappingError | None = None
@@ -178,7 +180,7 @@ def fitting_cells(row: Row, sizes: Mapping[str, int], block: Block, fits: Fits) 
 def times_of(side: Side, sizes: Mapping[str, int], counts: Mapping[str, int], block: Block) -> Block:
     """Count the cells of a block on the last two axes of a right array.
 
-    Raise the errors of `times_in_block`.
+    Raises the errors of `times_in_block`.
     """
     uncut = [
         axis for group in side.groups[:-2] for axis in group if counts.get(axis, sizes[axis]) != sizes[axis]
@@ -193,14 +195,14 @@ def times_of(side: Side, sizes: Mapping[str, int], counts: Mapping[str, int], bl
 
 
 def cells_within(side: Side, sizes: Mapping[str, int], block: Block) -> Iterator[dict[str, int]]:
-    """Yield the ways to cut a side into cells that are each inside one block, coarsest first.
+    """Yield the ways to cut a side into cells that are inside one block each, coarsest first.
 
     The last two groups of the side are cut.
 
     Args:
         side: A side of a row without parts, with an array of at least two axes.
         sizes: The length of every axis.
-        block: Elements of a block on the last two axes of the array.
+        block: Shape of a block on the last two axes of the array.
 
     Yields:
         Axis -> number of cells.
@@ -257,9 +259,9 @@ def times_in_block(group: AxisGroup, sizes: Mapping[str, int], counts: Mapping[s
 
     Args:
         group: The merged axes.
-        sizes: Their lengths.
+        sizes: The lengths of the axes.
         counts: Number of cells on each axis.
-        size: Elements of a block.
+        size: Number of elements in a block.
 
     Raises:
         MappingError: Cells are not adjacent on this axis, or cross blocks.
@@ -279,7 +281,7 @@ def times_in_block(group: AxisGroup, sizes: Mapping[str, int], counts: Mapping[s
 
 
 def of_blocks(cells: LazyArray, times: Block) -> LazyArray:
-    """Return the scales of blocks: those of their first cells.
+    """Return the scales of blocks, which are those of their first cells.
 
     `times` is the number of cells in a block on the last two axes.
     """

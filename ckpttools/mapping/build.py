@@ -1,4 +1,4 @@
-"""Construction of target arrays as expressions of source arrays, once every source array is accounted for."""
+"""Build target arrays as expressions of source arrays, once every source array is accounted for."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Direction:
 
         Args:
             sizes: Lengths of axes.
-            exact: The dtypes of source arrays that must be converted without loss; empty if loss is allowed.
+            exact: Dtypes of source arrays that must be converted without loss; empty if loss is allowed.
         """
         op = self.row.op.bound(sizes) if self.row.op else None
         if isinstance(op, BoundRecode):
@@ -59,7 +59,7 @@ class Direction:
         return RowConversion(self.source, self.target, sizes, op)
 
     def parts(self, arrays: Mapping[str, LazyArray], sizes: Mapping[str, int]) -> Mapping[str, LazyArray]:
-        """Return the source arrays; if the row is a part of them, only that part."""
+        """Return the source arrays, or only the row's part of them."""
         if self.source.join is None:
             return arrays
         keys = [key for key in self.source.keys(sizes) if key in arrays]
@@ -72,14 +72,14 @@ class Direction:
 
 @dataclass(frozen=True, slots=True)
 class BoundTable:
-    """A table bound to a model: everything known before arrays are compared with the rows.
+    """A table bound to a model: everything that is known before arrays are compared with the rows.
 
     Attributes:
         arrays: Source arrays, without dropped ones.
         dropped: Source keys that were left out on purpose.
         flags: All flags of the model.
-        directions: Rows that the model has; `absent`: all other rows.
-        sizes: Axes whose length is known.
+        directions, absent: Rows that the model has, and all other rows.
+        sizes: The known lengths of axes.
     """
 
     arrays: Mapping[str, LazyArray]
@@ -91,7 +91,7 @@ class BoundTable:
 
 
 def _exact(op: BoundOp, direction: Direction, dtypes: Collection[DType]) -> BoundOp:
-    """Return the op, or its wider variant if only that one is exact.
+    """Return the op, or its wider variant if only that is exact.
 
     Raises:
         UsageError: Neither is exact for values of one of these dtypes.
@@ -113,7 +113,7 @@ def _exact(op: BoundOp, direction: Direction, dtypes: Collection[DType]) -> Boun
 
 
 def build(settled: BoundTable, exact: bool) -> Mapped:
-    """Build every target array after checking that all arrays are accounted for."""
+    """Build every target array, after checking that all arrays are accounted for."""
     sizes, arrays = lengths_of(settled.sizes), settled.arrays
     builder = _ArrayBuilder(sizes)
     notes: list[ValueNote] = []
@@ -194,7 +194,7 @@ def pad_to_shape(settled: BoundTable) -> BoundTable:
 
 
 class _ArrayBuilder:
-    """Builder of target arrays from rows; arrays of several parts are built once all parts are present."""
+    """Builds target arrays from rows; arrays of several parts are built once all parts are present."""
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
         self.arrays: dict[str, LazyArray] = {}
@@ -232,13 +232,13 @@ def _factors(directions: Iterable[Direction]) -> dict[str, Direction]:
 
 
 def _product_note(factor: Direction, dtype: DType) -> ValueNote:
-    """Describe the conversion of a factor into a product on the side without an array for it."""
+    """Describe the conversion of a factor into a product on the side that has no array for it."""
     reason = f"times {factor.source.key}: exact if all factors are 1, else rounded, off by at most 1 ulp"
     return ValueNote(multiply_factors(str(factor.target.key)), False, reason, dtype)
 
 
 def _own(conversion: RowConversion, arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
-    """Build the target arrays of one row; an error names them."""
+    """Build the target arrays of a row; errors name the arrays."""
     key, sizes = conversion.target.key, conversion.sizes
     try:
         return {
@@ -250,7 +250,7 @@ def _own(conversion: RowConversion, arrays: Mapping[str, LazyArray]) -> dict[str
 
 
 def _own_sizes(side: Side, shape: Shape | None, sizes: Mapping[str, int]) -> Mapping[str, int] | None:
-    """Infer the lengths with which a side has a shape; None if impossible.
+    """Infer the lengths for which a side has a shape; None if there are none.
 
     The outermost axes may differ from `sizes`.
     """

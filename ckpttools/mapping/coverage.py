@@ -1,6 +1,6 @@
-"""Check that arrays match the rows: none missing, none extra, every shape as expected.
+"""Check that arrays match the rows: none missing, none extra, and every shape as expected.
 
-Otherwise one error lists all faults.
+If not, a single error lists all faults.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _MOST_NEAR = 20
 
 @dataclass(frozen=True, slots=True)
 class ShapeMismatch:
-    """An array whose shape differs from the one that its row gives.
+    """An array whose shape differs from the shape that its row gives.
 
     Attributes:
-        key: The array's key.
+        key: Key of the array.
         got, expected: The two shapes.
-        why: The source of the lengths of the axes that differ.
+        why: The origin of the lengths that differ.
     """
 
     key: str
@@ -48,12 +48,12 @@ class ShapeMismatch:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Comparison of arrays with the keys of rows.
+    """The result of comparing arrays with the keys of rows.
 
     Attributes:
         missing: Missing key -> its expected shape.
         extra: Keys that no row has.
-        misshapen: Arrays with another shape.
+        misshapen: Arrays with an unexpected shape.
         reasons: Sentences that explain why some arrays are expected or not.
     """
 
@@ -81,7 +81,7 @@ class NotCoveredError(CoverageError):
     """A `CoverageError` with its lists as data.
 
     Attributes:
-        coverage: The lists.
+        coverage: The lists of missing, extra and misshapen arrays.
         is_unsupported: Whether the arrays agree with their configuration, but MaxText does not support such a
             model.
     """
@@ -93,7 +93,7 @@ class NotCoveredError(CoverageError):
         self.coverage, self.is_unsupported = coverage, is_unsupported
 
     def folded(self, patterns: Sequence[str], hint: str) -> NotCoveredError:
-        """Return this error with one line for all unexpected arrays that a glob names, and another hint."""
+        """Return this error with one line for all unexpected arrays that match a pattern, and a new hint."""
         coverage, location = self.coverage, self.location or ""
         globs = (next((p for p in patterns if fnmatchcase(key, p)), key) for key in coverage.extra)
         lines = [
@@ -113,19 +113,19 @@ def check_coverage(
     remedies: Mapping[str, str] | None = None,
     leave_out: str = "",
 ) -> None:
-    """Compare the arrays that exist with those that the rows name.
+    """Compare the arrays that exist with those that the rows describe.
 
     Args:
         arrays: The arrays that exist.
-        expected, unwanted: The sides whose arrays must exist, and those whose arrays must not.
+        expected, unwanted: The sides whose arrays must exist, and the sides whose arrays must not.
         sizes: The length of every axis.
-        location: The checkpoint's location, for messages.
+        location: Location of the checkpoint, for messages.
         dropped: Keys that the user leaves out.
-        remedies: Pattern of keys without a row -> how to resolve them.
-        leave_out: How a user leaves arrays out if there is no option for it.
+        remedies: Pattern of keys without a row -> what to do about them.
+        leave_out: How the user can leave out arrays if there is no option for it.
 
     Raises:
-        NotCoveredError: The error lists every missing, extra and misshapen array.
+        NotCoveredError: Arrays are missing, extra or misshapen. The message lists them.
     """
     lengths = lengths_of(sizes)
     require_countable((item.side for item in expected), sizes, location)
@@ -161,7 +161,7 @@ def require_countable(sides: Iterable[Side], sizes: Mapping[str, Size], location
     """Refuse a configuration whose counts require more names than can be listed.
 
     Raises:
-        MappingError: The error states the count and its origin.
+        MappingError: The counts are too large. The message states the count and its origin.
     """
     for side in sides:
         axes = side.key.axes
@@ -212,7 +212,7 @@ def _misshapen(key: str, shape: Shape, side: Side, sizes: Mapping[str, Size]) ->
 
 
 def _doubtful(shape: Shape, expected: Shape, side: Side, sizes: Mapping[str, Size]) -> Iterator[str]:
-    """List the axes on which got and expected differ, with the origin of each length."""
+    """Yield the axes on which the actual and expected shapes differ, with the origin of each length."""
     if len(shape) != len(expected):
         yield f"{len(expected)} axes: {side}"
         return
@@ -226,19 +226,19 @@ def _doubtful(shape: Shape, expected: Shape, side: Side, sizes: Mapping[str, Siz
 CHECK = "check that config.json belongs to these weights"
 FETCH = f"download the files with the missing arrays again, or {CHECK}"
 MOST_KEYS = 1 << 20
-"""Limit for the keys of one row; the largest models have about 130,000 (layers times experts)."""
+"""Maximum number of keys of one row; the largest models have about 130,000 (layers times experts)."""
 # Parts of the names of buffers, which a model recomputes but may also store.
 _BUFFERS = ("rotary", "inv_freq", "mask")
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedArray:
-    """A side whose arrays must exist, or must not exist.
+    """A side whose arrays must exist or must not exist.
 
     Attributes:
         side: A side of a row.
-        why: The origin of this expectation; empty if it needs none.
-        remedy: What a user can do if only such arrays are wrong.
+        why: The reason for this expectation; empty if it needs none.
+        remedy: What the user can do if only such arrays are wrong.
     """
 
     side: Side
@@ -263,7 +263,7 @@ def reasons(
     sizes: Mapping[str, Size],
     dropped: Collection[str],
 ) -> Iterator[str]:
-    """Explain why arrays are expected or not; arguments as in `check_coverage`, `arrays` by name."""
+    """Yield reasons why arrays are expected or not; arguments as for `check_coverage`, `arrays` by name."""
     lengths = lengths_of(sizes)
     lost = [key for key in wrong.missing if key in dropped]
     yield from (f"{key} is missing because it was dropped" for key in fold_lines(lost))
@@ -278,13 +278,13 @@ def reasons(
 def remaining_keys(
     arrays: Mapping[str, LazyArray], known: Collection[str], extra: Sequence[str], way: str, *, is_told: bool
 ) -> Iterator[str]:
-    """Suggest what to do with arrays that no row has.
+    """Yield hints for arrays that no row describes.
 
     Args:
         arrays: All arrays that exist.
-        known: Keys that rows have.
-        extra: Keys that no row has.
-        way: How a user leaves arrays out if there is no option for it.
+        known: Keys that rows describe.
+        extra: Keys that no row describes.
+        way: How the user can leave out arrays if there is no option for it.
         is_told: Whether the error already explains the fault in another way.
     """
     packed = find_weights(arrays)
@@ -301,7 +301,7 @@ def remaining_keys(
 
 
 def _is_part(key: str, array: LazyArray, sides: Collection[str]) -> bool:
-    """Return whether an array without a row belongs to a module with rows, and is not a constant buffer."""
+    """Return whether an array without a row belongs to a module with rows and is not a constant buffer."""
     if not array.dtype.is_float or any(word in key for word in _BUFFERS):
         return False
     module = key.rpartition(".")[0]
@@ -323,7 +323,7 @@ def _drop_options(leave_out: str) -> str:
 
 
 def remedies_for(extra: Sequence[str], remedies: Mapping[str, str]) -> Iterator[str]:
-    """Yield the remedies for keys that no row accepts, each remedy once."""
+    """Yield the remedies for keys that no row describes, without duplicates."""
     for pattern, text in remedies.items():
         hit = next((key for key in extra if fnmatchcase(key, pattern)), None)
         if hit:
@@ -333,7 +333,7 @@ def remedies_for(extra: Sequence[str], remedies: Mapping[str, str]) -> Iterator[
 def _flag_hints(
     keys: Collection[str], expected: Sequence[ExpectedArray], lengths: Mapping[str, int], verdict: str
 ) -> Iterator[str]:
-    """Yield the flags that decide about listed keys, each flag once."""
+    """Yield the flags that decide about the listed keys, without duplicates."""
     keys_by_reason: dict[str, list[str]] = {}
     for item in expected:
         hit = next((key for key in _keys(item, lengths) if key in keys), None) if item.why else None
@@ -345,7 +345,7 @@ def _flag_hints(
 
 
 def next_step(wrong: CoverageFaults, dropped: Collection[str], reasons: Collection[str]) -> Iterator[str]:
-    """Yield the hint, if the reasons in `reasons` only explain why arrays are expected or not."""
+    """Yield the hint if `reasons` only explain why arrays are expected or not."""
     if not reasons or any(CHECK in text or "download" in text for text in reasons):
         return
     if any(key not in dropped for key in wrong.missing):
@@ -369,7 +369,7 @@ def _choices(
         if hits:
             yield CHECK if wrong.extra or wrong.misshapen else FETCH
         return
-    # A lost or damaged array must not be silently replaced by another one.
+    # A lost or damaged array must not be replaced silently by another one.
     for key in (hit for hit in hits if hit not in wrong.extra):
         unless = ", unless the model never had it" if wrong.missing else ""
         yield f"download the file with {key} again{unless}"
@@ -378,9 +378,9 @@ def _choices(
 
 
 def _keys(expected: ExpectedArray, lengths: Mapping[str, int]) -> Iterator[str]:
-    """Return the keys of a side.
+    """Yield the keys of a side.
 
-    Empty if the length of a key axis is unknown, or if there are too many to list.
+    Yields nothing if the length of a key axis is unknown, or if there are too many keys to list.
     """
     axes = expected.side.key.axes
     if set(axes) <= set(lengths) and prod(lengths[axis] for axis in axes) <= MOST_KEYS:
@@ -417,7 +417,7 @@ def _short_hints(
 
 
 def _lacks_last_layers(side: Side, axis: str, lengths: Mapping[str, int], arrays: Collection[str]) -> bool:
-    """Return whether the first array along an axis of a side's key exists and the last one does not."""
+    """Return whether the first array along a key axis exists but the last one does not."""
     if axis not in side.key.axes:
         return False
     first = dict.fromkeys(side.key.axes, 0)

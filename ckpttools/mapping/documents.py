@@ -1,4 +1,4 @@
-"""Typed values of a parsed TOML or JSON file; errors name their location in the file."""
+"""Read typed values from a parsed TOML or JSON file; errors name their location in the file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from ckpttools.core.errors import MappingError, did_you_mean
 
 Reader = Callable[[Any, str], Any]
-"""Convert a parsed value; the second argument is its location, for messages."""
+"""Function that converts a parsed value; the second argument is its location, for messages."""
 
 _KINDS = {
     bool: "true or false",
@@ -24,7 +24,7 @@ _KINDS = {
 
 
 def fields(readers: Mapping[str, Reader], required: tuple[str, ...] = ()) -> Reader:
-    """Return a reader of tables with known keys: a dict of the results of each key's own reader.
+    """Return a reader for tables with known keys, which applies each key's own reader.
 
     Args:
         readers: The allowed keys.
@@ -91,7 +91,7 @@ def text(value: object, location: str) -> str:
 
 
 def text_or_texts(value: object, location: str) -> tuple[str, ...]:
-    """Read a string or a list of strings; a single string is a list of one."""
+    """Read a string or a list of strings; a single string becomes a list with one item."""
     texts: tuple[str, ...] = list_of(text)([value] if isinstance(value, str) else value, location)
     return texts
 
@@ -125,7 +125,7 @@ def _type_error(value: object, expected: str, location: str) -> MappingError:
 
 @contextmanager
 def add_location(location: str) -> Iterator[None]:
-    """Add the file location to every `MappingError` raised inside; the error's own location becomes `got`."""
+    """Add the file location to every `MappingError` in the block; the error's own location becomes `got`."""
     try:
         yield
     except MappingError as error:

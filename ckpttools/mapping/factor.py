@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from ckpttools.array.scratch import Scratch
 
-# The number of elements in a block, so that the widened block fits in a core's L2 cache.
+# Number of elements in a block, chosen so that the widened block fits in a core's L2 cache.
 _BLOCK = 1 << 16
-# Bytes per element to widen, multiply and round: at most 32.5 for bfloat16.
+# Bytes per element for widening, multiplying and rounding: at most 32.5 for bfloat16.
 _BYTES = 36
 
 
@@ -30,8 +30,8 @@ _BYTES = 36
 class Factor(Fill):
     """A right array that no file contains: it is filled with 1, and trained values become part of a product.
 
-    The product is the right array whose name is this one's without its last word: `fn` for `fn.norm`. The
-    left arrays of the product have all axes of the factor.
+    The product is the right array whose name is that of the factor without its last word: `fn` for `fn.norm`.
+    The left arrays of the product have all axes of the factor.
     """
 
     number: float = 1
@@ -42,7 +42,7 @@ class Factor(Fill):
 
 @dataclass(frozen=True, slots=True)
 class Multiplied(BoundFill):
-    """Unchanged elements, which are factors of other arrays in the reverse conversion."""
+    """Unchanged elements that are factors of other arrays in the reverse conversion."""
 
     def inverse(self) -> Multiplied:
         return self
@@ -53,7 +53,7 @@ class Multiplied(BoundFill):
 
 
 def multiply_factors(key: str) -> str:
-    """Return the right key of the array into which the factor with this key is multiplied."""
+    """Return the right key of the array that a factor is multiplied into."""
     return key.rpartition(".")[0]
 
 
@@ -68,7 +68,7 @@ def multiply_array(
 
     Args:
         side: The side of the arrays.
-        factor: The side of the factors; its axes are a subset of the arrays' axes, in the same order.
+        factor: The side of the factors, whose axes are a subset of the arrays' axes in the same order.
         arrays, by: Arrays of both sides, by key.
         sizes: The length of every axis.
 
@@ -103,7 +103,7 @@ def times(array: LazyArray, factor: LazyArray) -> Dequantized:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Products in float32, or in float64 for float64 arrays, rounded once to the array's dtype."""
+    """Computes products in float32, or in float64 for float64 arrays, rounded once to the array's dtype."""
 
     dtype: DType
     factor: DType
@@ -124,7 +124,7 @@ class Times:
         out: np.ndarray,
         scratch: Scratch,
     ) -> None:
-        """Multiply; see `ckpttools.array.dequantized.Decoding.decode`."""
+        """Multiply values by factors; see `ckpttools.array.dequantized.Decoding.decode`."""
         import numpy as np
 
         wide = np.float64 if self.dtype.bits > 32 else np.float32

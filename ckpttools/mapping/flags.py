@@ -18,11 +18,11 @@ class Flag:
     """A boolean that decides which rows a model has.
 
     Attributes:
-        value: Whether it is set.
+        value: Whether the flag is set.
         source: The origin of the value.
-        remedy: What a user can do if the arrays contradict it.
+        remedy: What the user can do if the arrays contradict the flag.
         open_key: A key that exists in both cases, if no other key decides; else None.
-        by_arrays: Whether Hugging Face arrays override the source if they show the flag, because it then
+        by_arrays: Whether Hugging Face arrays that show the flag override the source, because the flag then
             describes their files, not the model.
     """
 
@@ -39,9 +39,9 @@ def inferred_flags(
     keys: Collection[str],
     sizes: Mapping[str, int] | None = None,
 ) -> dict[str, Flag]:
-    """Infer the flags that no configuration decides from the existing keys.
+    """Infer flags that the configuration does not decide from the existing keys.
 
-    A flag is open (see `open_key`) if rows with and without it have the same keys.
+    A flag is open (see `Flag.open_key`) if rows with and without it have the same keys.
 
     Args:
         names: The names of the flags.
@@ -78,7 +78,7 @@ def observed_flags(
     arrays: Mapping[str, LazyArray],
     sizes: Mapping[str, int],
 ) -> dict[str, Flag]:
-    """Infer flags from array names or, if the names are the same either way, from array shapes.
+    """Infer flags from array names or, if names do not differ, from array shapes.
 
     Args:
         names: The names of the flags.
@@ -97,7 +97,7 @@ def _by_shapes(
     arrays: Mapping[str, LazyArray],
     sizes: Mapping[str, int],
 ) -> dict[str, Flag]:
-    """Infer each flag for which an array's shape fits only rows with it, or only rows without it."""
+    """Infer each flag for which an array's shape fits only rows with it or only rows without it."""
     flags = {}
     for name in sorted(names):
         fitting: dict[str, set[bool]] = {}

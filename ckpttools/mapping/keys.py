@@ -1,10 +1,10 @@
-"""Key templates with fields: parsed from text, formatted at coordinates, matched against names.
+"""Key templates with fields: parsed from text, formatted at coordinates, and matched with names.
 
     model.layers.{layer}.self_attn.q_proj.weight
 
-An index inside a key is an axis like any other. `{layer}` is a plain one, `{layer+3}` counts from 3,
-`{6*block+position}` is a sum of multiples, `{layer+#dense}` counts from the length of `dense`,
-`{repeat block}` is two axes merged into one index, `{part:query,key,value}` writes coordinates as words.
+An index inside a key is an axis like any other. `{layer}` is a plain index, `{layer+3}` counts from 3,
+`{6*block+position}` is a sum of multiples, `{layer+#dense}` counts from the length of `dense`, `{repeat
+block}` is two axes merged into one index, and `{part:query,key,value}` spells coordinates as words.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import MappingError
 
 AxisGroup = tuple[str, ...]
-"""The named axes that form one number, or one axis of an array, outermost first."""
+"""The named axes that form one number or one axis of an array, outermost first."""
 
 Coordinates = dict[str, int]
-"""Axis name -> coordinate."""
+"""Maps axis names to coordinates."""
 
 _DIGITS = "0123456789"
-# Python refuses to parse integers of several thousand digits; no coordinate has this many.
+# Python refuses to parse integers with several thousand digits, and no coordinate has this many.
 _MOST_DIGITS = 300
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of a key that holds the coordinate of one or more axes.
+    """A field of a key that contains the coordinate of one or more axes.
 
     Attributes:
         axes: The axes, outermost first.
         strides: The factor of each coordinate in the sum; empty for axes merged into one number in C order.
         offset: A constant that is added to the number.
         counts: Axes whose lengths are added to the number.
-        labels: Words instead of numbers, or empty.
+        labels: Words in place of numbers, or empty.
     """
 
     axes: AxisGroup
@@ -47,15 +47,15 @@ class Field:
     labels: tuple[str, ...] = ()
 
     def number(self, index: Mapping[str, int], sizes: Mapping[str, int]) -> int:
-        """Return the number written at a coordinate without the offset; for labels, their index."""
-        # Most fields are one axis, and a plan formats the names of 100,000 arrays.
+        """Return the number at a coordinate, without the offset; for labels, the index of the label."""
+        # Most fields have one axis, and a plan formats the names of 100,000 arrays.
         if len(self.axes) == 1 and not self.strides and not self.counts:
             return index[self.axes[0]]
         steps: Iterable[int] = map(mul, map(index.__getitem__, self.axes), self._steps(sizes))
         return sum(steps) + sum(map(sizes.__getitem__, self.counts))
 
     def indices(self, number: int, sizes: Mapping[str, int]) -> Iterator[Coordinates]:
-        """Return every coordinate at which `number` is written; an axis of unknown length may have any."""
+        """Yield every coordinate that gives `number`; an axis of unknown length may have any coordinate."""
         steps = zip(self._steps(sizes), self.axes, strict=True)
         terms = [(step, axis, sizes.get(axis)) for step, axis in sorted(steps, key=lambda item: -item[0])]
         return _indices(number - sum(map(sizes.__getitem__, self.counts)), terms)
@@ -89,12 +89,12 @@ class Field:
                 if name.startswith(word, start):
                     yield start + len(word), self.labels.index(word)
             return
-        # A leading 0 ends the number: 07 would not format back to the same text.
+        # A leading 0 ends the number, because 07 would not format back to the same text.
         limit = 1 if name.startswith("0", start) else _MOST_DIGITS
         end = start
         while end < len(name) and name[end] in _DIGITS and end < start + limit:
             end += 1
-        # Text that does not begin with a digit follows all digits of the number.
+        # Text that does not begin with a digit comes after all digits of the number.
         is_apart = isinstance(after, str) and after[:1] not in _DIGITS
         for stop in range(end, end - 1 if is_apart and end > start else start, -1):
             number = int(name[start:stop]) - self.offset
@@ -112,7 +112,7 @@ class Field:
 
 
 def _indices(number: int, terms: Sequence[tuple[int, str, int | None]]) -> Iterator[Coordinates]:
-    """Yield coordinates whose multiples add up to `number`; each term has a step, an axis and a length."""
+    """Yield coordinates whose multiples add up to `number`; terms are (step, axis, length)."""
     (step, axis, length), *rest = terms
     if number < 0 or number % gcd(*(item for item, _, _ in terms)):
         return
@@ -147,16 +147,16 @@ class Key:
         return frozenset(self.axes) | {count for field in self.fields for count in field.counts}
 
     def is_open_on(self, axis: str) -> bool:
-        """Return whether names give the coordinate of an axis without the axis's length."""
+        """Return whether names give the coordinate of an axis without knowing the axis's length."""
         locations = [field for field in self.fields if axis in field.axes and not field.labels]
         inner = any(axis in (*field.counts, *(field.axes[1:] * (not field.strides))) for field in self.fields)
         return bool(locations) and not inner
 
     def format(self, index: Mapping[str, int], sizes: Mapping[str, int]) -> str:
-        """Format the key at one coordinate of each of its axes.
+        """Format the key at one coordinate for each of its axes.
 
         Raises:
-            MappingError: A coordinate without a label.
+            MappingError: A coordinate has no label.
         """
         texts = [
             part if isinstance(part, str) else part.text(part.number(index, sizes)) for part in self.parts
@@ -169,12 +169,12 @@ class Key:
         return "".join(part if isinstance(part, str) else part.text(next(left)) for part in self.parts)
 
     def match(self, name: str, sizes: Mapping[str, int]) -> Coordinates | None:
-        """Return the coordinates at which the key is `name`, or None: the inverse of `format`.
+        """Return the coordinates for which the key is `name`, or None; the inverse of `format`.
 
         Args:
             name: The name of an array.
-            sizes: Lengths of the axes. An axis that is alone in its field, or the outermost of merged axes,
-                may be left out, and then has any coordinate.
+            sizes: Lengths of the axes. An axis that is alone in its field, or is the outermost of merged
+                axes, may be left out and then has any coordinate.
         """
         for end, numbers in self.readings(name):
             if end == len(name):
@@ -192,7 +192,7 @@ class Key:
     def readings(self, name: str, part: int = 0, start: int = 0) -> Iterator[tuple[int, tuple[int, ...]]]:
         """Yield each possible end of the key in `name`, with the field numbers.
 
-        `part` and `start` select the rest of the key from a part on.
+        `part` and `start` select the rest of the key, starting at a part.
         """
         parts = self.parts
         while part < len(parts):
@@ -237,7 +237,7 @@ def _merge_coordinates(
 
 
 def key_of(parts: Iterable[str | Field]) -> Key:
-    """Create a key from parts; adjacent literals are merged, as when the whole key is parsed."""
+    """Create a key from parts, merging adjacent literals as when the full key is parsed."""
     merged: list[str | Field] = []
     for part in parts:
         last = merged[-1] if merged else None
@@ -249,9 +249,9 @@ def key_of(parts: Iterable[str | Field]) -> Key:
 
 
 def longest_stride(keys: Iterable[Key]) -> int:
-    """Return the largest step between numbers of neighboring coordinates in these keys.
+    """Return the largest step between numbers of adjacent coordinates in these keys.
 
-    It is 1 if all are consecutive.
+    The step is 1 if all numbers are consecutive.
     """
     return max((stride for key in keys for field in key.fields for stride in field.strides), default=1)
 
@@ -260,7 +260,7 @@ def parse_key(text: str) -> Key:
     """Parse a key template; the inverse of `str`.
 
     Raises:
-        MappingError: Unbalanced braces, an invalid field, or a label that occurs twice in a field.
+        MappingError: Braces are unbalanced, a field is invalid, or a label occurs twice in a field.
     """
     parts: list[str | Field] = []
     rest = text

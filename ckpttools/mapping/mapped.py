@@ -16,9 +16,9 @@ class ValueNote:
     """The effect of a row on values.
 
     Attributes:
-        key: The target key, axes in braces.
+        key: The target key, with axes in braces.
         exact: Whether the reverse conversion restores the original bits.
-        reason: Why not, or the exceptions.
+        reason: Why the bits are not restored, or the exceptions.
         dtype: The dtype that this applies to.
     """
 
@@ -29,7 +29,7 @@ class ValueNote:
 
 
 def notes_of(values: Iterable[ValueNote]) -> Notes:
-    """Return the notes for the plan and the receipt: whether values convert back exactly."""
+    """Return notes for the plan and the receipt on whether values convert back exactly."""
     notes = [(item.exact, Note(item.key, item.reason)) for item in values]
     inexact = tuple(note for exact, note in notes if not exact)
     return Notes(inexact, tuple(note for exact, note in notes if exact))
@@ -37,7 +37,7 @@ def notes_of(values: Iterable[ValueNote]) -> Notes:
 
 @dataclass(frozen=True)
 class Mapped:
-    """A model in the names and layout of the other side.
+    """A model with the names and layout of the other side.
 
     Attributes:
         arrays: Target key -> lazy array.
@@ -47,11 +47,11 @@ class Mapped:
         changed: Target keys whose values were changed.
         altered: Source keys of the changed arrays.
         cut: Axis that was longer in the source than in the model -> both lengths.
-        extra: Source key -> the axis on which it was longer.
+        extra: Source key -> the axis on which its array was longer.
         unused: Source keys that no target uses, in a partial conversion.
         whole: Target keys of integer arrays, according to their rows.
-        filled: Source key -> its array without a counterpart on the target side, and the expected
-            value of all its elements.
+        filled: Source key -> its array without a counterpart on the target side, and the expected value of
+            its elements.
     """
 
     arrays: Mapping[str, LazyArray]
@@ -68,5 +68,5 @@ class Mapped:
 
     @property
     def weights(self) -> dict[str, LazyArray]:
-        """Return the arrays that are not integer arrays according to their rows."""
+        """Return the arrays except those that are integer arrays according to their rows."""
         return {key: array for key, array in self.arrays.items() if key not in self.whole}

@@ -1,4 +1,4 @@
-"""A row: one array, or one family of arrays, in two frameworks. Both directions come from it.
+"""A row: an array or a group of arrays in two frameworks, from which both directions follow.
 
     mlp.wi_0.kernel: embed mlp <-> mlp.gate_proj.weight: mlp embed
 
@@ -40,8 +40,8 @@ class Row:
     """The same values under two names and in two layouts.
 
     Attributes:
-        left, right: The two sides; they name the same axes.
-        op: The operation on values from right to left, or None.
+        left, right: The two sides, which name the same axes.
+        op: The value op from right to left, or None.
         when: Space-separated flags that must all be set for the row to exist.
         unless: Space-separated flags that must not be set.
         above: Space-separated axes that one side names and the other has in the prefix of its layers.
@@ -86,7 +86,7 @@ def row(text: str, *, op: ValueOp | None = None) -> Row:
     """Parse a row.
 
     Args:
-        text: The text, in the notation of this module; any whitespace separates words.
+        text: The text, in the notation of this module; words are separated by any whitespace.
         op: An op that cannot be written as text.
 
     Raises:
@@ -101,13 +101,13 @@ def row(text: str, *, op: ValueOp | None = None) -> Row:
 def rows(text: str) -> tuple[Row, ...]:
     """Parse rows from a text with one row per line.
 
-    A line that begins with `<->` continues the one before; `# ...` is a comment. A heading applies to all
-    rows below it, until the next heading: flags, or the common prefixes of the names.
+    A line that begins with `<->` continues the line before; `# ...` is a comment. A heading has flags, or
+    common prefixes of the names, that apply to all rows below it until the next heading.
 
         below self_attention <-> self_attn, unless fused
 
     Raises:
-        MappingError: See `row`; raised for the first invalid line.
+        MappingError: As for `row`, for the first invalid line.
     """
     common: Mapping[str, Any] = {}
     parsed: list[Row] = []
@@ -122,7 +122,7 @@ def rows(text: str) -> tuple[Row, ...]:
 def _row(
     left: Side, right: Side, options: Mapping[str, Any], below: tuple[Key, Key] = NOWHERE, **flags: str
 ) -> Row:
-    """Parse a row under its heading."""
+    """Parse a row below a heading."""
     names = {word: single_spaced(names, options.get(word, "")) for word, names in flags.items()}
     return Row(left.below(below[0]), right.below(below[1]), **{**options, **names})
 
@@ -137,9 +137,9 @@ def rows_text(rows: Iterable[Row], width: int) -> str:
     return "\n".join(lines.get(text) or text.replace(f" {ARROW} ", f"\n    {ARROW} ") for text in texts)
 
 
-# Layers: rows that repeat under a numbered prefix, and how scanning stacks them. A scanned model keeps the
-# layers of a group in one array, stacked on extra axes that start at the scan axis; an unscanned model keeps
-# each layer under its own number.
+# Layers: rows that repeat under a numbered prefix, and how scanning stacks them. A scanned model stores the
+# layers of a group in one array, stacked on additional axes that start at the scan axis. An unscanned model
+# stores each layer under its own number.
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +147,10 @@ class Layers:
     """A group of layers that have the same rows.
 
     Attributes:
-        right: Prefix of right keys, `model.layers.{layer}`.
-        left: Prefix of left keys of an unscanned model, `decoder.layers_{layer}`.
-        scanned: Prefix of left keys of a scanned model, `decoder.layers`; empty for layers of an incomplete
-            cycle if only complete cycles are scanned.
+        right: Prefix of right keys, such as `model.layers.{layer}`.
+        left: Prefix of left keys in an unscanned model, such as `decoder.layers_{layer}`.
+        scanned: Prefix of left keys in a scanned model, such as `decoder.layers`; empty for layers of an
+            incomplete cycle if only complete cycles are scanned.
         stacked: Axes in the arrays of a scanned model, from the scan axis on.
         rows: The rows below these prefixes.
         when, unless: Flags that decide whether the group exists, as for a row.
@@ -165,7 +165,7 @@ class Layers:
     unless: str = ""
 
     def all_rows(self, scan_axis: int | None) -> Iterator[Row]:
-        """Return the rows with their prefixes, for layers stacked on `scan_axis` or for unscanned layers."""
+        """Yield the rows with their prefixes, for layers stacked on `scan_axis` or for unscanned layers."""
         if scan_axis is not None and not self.scanned:
             return
         above = parse_key(self.right)

@@ -22,10 +22,10 @@ from ckpttools.mapping.values import BoundOp
 
 @dataclass(frozen=True, slots=True)
 class _Rearrangement:
-    """The rearrangement of one source array into its part of a target.
+    """The rearrangement of a source array into its part of a target.
 
     Attributes:
-        taken: Axes that move into the key; they are brought to the front.
+        taken: Axes that move into the key, which are moved to the front.
         split, order, merge: As for `relayout`.
     """
 
@@ -37,12 +37,12 @@ class _Rearrangement:
 
 @dataclass(frozen=True)
 class RowConversion:
-    """One direction of a row at the sizes of one model: target arrays as expressions of source arrays.
+    """One direction of a row for the sizes of a model: target arrays as expressions of source arrays.
 
     Attributes:
         source, target: The two sides.
         sizes: The length of every axis.
-        op: The operation on values, or None.
+        op: The value op, or None.
     """
 
     source: Side
@@ -51,7 +51,7 @@ class RowConversion:
     op: BoundOp | None = None
 
     def at(self, index: Mapping[str, int], arrays: Mapping[str, LazyArray]) -> LazyArray:
-        """Return the target array at `index`, a coordinate of each axis of the target's key.
+        """Return the target array at `index`, a coordinate for each axis of the target's key.
 
         Raises:
             ShapeError: Arrays that are stacked differ in shape or dtype.
@@ -68,7 +68,7 @@ class RowConversion:
         return relayout(body, split, tuple(range(len(split))), merge)
 
     def _differences(self, index: Mapping[str, int], arrays: Mapping[str, LazyArray]) -> ShapeError | None:
-        """Return the error that names the source arrays which differ from most others; None if none does."""
+        """Return an error that names the source arrays which differ from most others, or None."""
         kinds: dict[str, list[str]] = {}
         for key in self.source_keys(index):
             kinds.setdefault(f"{arrays[key].dtype}{list(arrays[key].shape)}", []).append(key)
@@ -84,7 +84,7 @@ class RowConversion:
         )
 
     def source_keys(self, index: Mapping[str, int]) -> Iterator[str]:
-        """Return the keys of all source arrays of the target array at `index`."""
+        """Yield the keys of all source arrays of the target array at `index`."""
         lengths = {**self.sizes, **dict.fromkeys(index, 1)}
         for inner in self.source.indices(lengths):
             yield self.source.key.format({**inner, **index}, self.sizes)
@@ -98,7 +98,7 @@ class RowConversion:
     def _groups(self) -> tuple[AxisGroup, ...]:
         """Return the target's groups.
 
-        A group that merges a stacked axis with others is split into single axes.
+        A group that merges a stacked axis with other axes is split into single axes.
         """
         mixed = any(len(g) > 1 and set(g) & set(self._stacked_axes) for g in self.target.groups)
         return tuple((axis,) for axis in self.target.array_axes) if mixed else self.target.groups
@@ -112,9 +112,9 @@ class RowConversion:
         return stack(parts, [g for g in self._groups if g[0] not in outer].index((axis,)))
 
     def _single(self, index: Mapping[str, int], arrays: Mapping[str, LazyArray]) -> LazyArray:
-        """Return the contribution of one source array.
+        """Return the contribution of a single source array.
 
-        The axes of the key are selected; the other axes are in order.
+        The axes in the key are selected; the other axes are in order.
         """
         array = arrays[self.source.key.format(index, self.sizes)]
         if self.op is not None:
@@ -136,7 +136,7 @@ class RowConversion:
 
 
 def with_parts(rows: Iterable[Row]) -> tuple[Row, ...]:
-    """Link the rows of the parts of each array; parts have the same flags."""
+    """Link the rows that are parts of the same array; parts must have the same flags."""
     rows = tuple(rows)
     parts: dict[object, list[AxisGroup]] = {}
     for row in rows:
@@ -156,7 +156,7 @@ def with_parts(rows: Iterable[Row]) -> tuple[Row, ...]:
 
 
 def _array(row: Row, side: Side) -> object:
-    """Return the properties that the rows of one array's parts share."""
+    """Return the properties that all rows of an array's parts share."""
     assert side.join is not None
     outside = side.groups[side.join.at][: side.join.depth]
     other_groups = side.groups[: side.join.at], side.groups[side.join.at + 1 :]
@@ -164,7 +164,7 @@ def _array(row: Row, side: Side) -> object:
 
 
 def part_of(side: Side, array: LazyArray, sizes: Mapping[str, int]) -> LazyArray:
-    """Return the side's own part of its array."""
+    """Return a side's own part of its array."""
     if side.join is None:
         return array
     at, number = side.join.at, side.join.number
@@ -178,7 +178,7 @@ def part_of(side: Side, array: LazyArray, sizes: Mapping[str, int]) -> LazyArray
 
 
 def joined(parts: Sequence[tuple[Side, LazyArray]], sizes: Mapping[str, int]) -> LazyArray:
-    """Join all parts of an array, given in any order."""
+    """Join all parts of an array, which may be given in any order."""
     side = parts[0][0]
     assert side.join is not None
     at = side.join.at

@@ -1,4 +1,4 @@
-"""Parser of a row's text; errors name the column."""
+"""Parse the text of a row; errors name the column."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def op_text(op: ValueOp) -> str:
     """Format an op.
 
     Raises:
-        MappingError: An op without a text form, such as those of plug-ins.
+        MappingError: The op has no text form, such as an op from a plug-in.
     """
     match op:
         case Scale(axis=axis, power=power, factor_dtype="float32"):
@@ -66,7 +66,7 @@ def op_text(op: ValueOp) -> str:
 
 
 def op_to_json(op: ValueOp) -> str:
-    """Format an op as text, or as its Python repr."""
+    """Format an op as text, or as its Python repr if it has no text form."""
     try:
         return op_text(op)
     except MappingError:
@@ -146,7 +146,7 @@ class _Excerpt:
 
     @property
     def masked(self) -> str:
-        """Return the text with its fields masked: colons, commas and spaces in them are not separators."""
+        """Return the text with its fields masked; colons, commas and spaces in them are not separators."""
         first, *rest = self.text.split("{")
         for item in rest:
             inside, closed, after = item.partition("}")
@@ -154,7 +154,7 @@ class _Excerpt:
         return first
 
     def cut(self, start: int, end: int | None = None) -> _Excerpt:
-        """Return a slice of this excerpt, stripped of spaces; positions count from its beginning."""
+        """Return a slice of this excerpt without surrounding spaces; positions count from its start."""
         part = self.text[start:end]
         first = self.start + start + len(part) - len(part.lstrip())
         return _Excerpt(self.whole, first, first + len(part.strip()))
@@ -166,14 +166,14 @@ class _Excerpt:
             at += len(part) + len(separator)
 
     def wrong(self, error: MappingError) -> MappingError:
-        """Create an error with the column of `got`, or of this excerpt if `got` has no column."""
+        """Return an error with the column of `got`, or of this excerpt if `got` is not in the text."""
         # For a duplicate axis, the error points to the second occurrence.
         last = max(_locations(error.raw.got, self.text), default=0) if error.raw.got else 0
         return error.at(f"column {self.start + last + 1} of {self.whole!r}")
 
 
 def _locations(words: str, text: str) -> Iterator[int]:
-    """Return the positions of these words in a text, not as parts of longer words."""
+    """Yield the positions of these words in a text, but not inside longer words."""
     for at in range(len(text)):
         around = text[at - 1 : at] + text[at + len(words) :][:1]
         within = words.isidentifier() and any(item.isalnum() or item == "_" for item in around)
@@ -187,7 +187,7 @@ def single_spaced(*names: str) -> str:
 
 
 def split_rows(text: str) -> list[str]:
-    """Split a text into rows, one per line, as described by `ckpttools.mapping.row.rows`."""
+    """Split a text into rows, one per line, as described in `ckpttools.mapping.row.rows`."""
     rows: list[str] = []
     for line in text.split("\n"):
         words = line.split()
@@ -199,7 +199,7 @@ def split_rows(text: str) -> list[str]:
 
 
 def aligned_texts(texts: Sequence[str], columns: int) -> list[str]:
-    """Format rows with aligned columns: the name, the axes, the other name."""
+    """Format rows with aligned columns: name, axes, and the other name."""
     cells = [_cells(text) for text in texts]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)][:columns]
     padded = [[*map(str.ljust, cell, widths), *cell[len(widths) :]] for cell in cells]
@@ -212,10 +212,10 @@ def _cells(text: str) -> tuple[str, str, str, str]:
 
 
 def read_row(text: str) -> tuple[Side, Side, dict[str, Any]]:
-    """Parse the two sides of a row and its options, as attributes of `Row` by name.
+    """Parse the two sides of a row and its options, which are attributes of `Row` by name.
 
     Raises:
-        MappingError: The text is invalid; the location is the column and the text, with single spaces.
+        MappingError: The text is invalid. The location is the column and the text with single spaces.
     """
     left, left_axes, right, rest = _columns(text)
     right_axes, *clauses = rest.parts(",")
@@ -223,7 +223,7 @@ def read_row(text: str) -> tuple[Side, Side, dict[str, Any]]:
 
 
 def _columns(text: str) -> tuple[_Excerpt, _Excerpt, _Excerpt, _Excerpt]:
-    """Split a row into name, axes, name and the rest."""
+    """Split a row into the first name, its axes, the second name, and the rest."""
     whole = single_spaced(text)
     sides = list(_Excerpt(whole, 0, len(whole)).parts(f" {ARROW} "))
     if len(sides) != 2:
@@ -233,7 +233,7 @@ def _columns(text: str) -> tuple[_Excerpt, _Excerpt, _Excerpt, _Excerpt]:
 
 
 def _name(side: _Excerpt) -> tuple[_Excerpt, _Excerpt]:
-    """Return the name at the beginning of a side, and the text after its colon."""
+    """Return the name at the start of a side, and the text after its colon."""
     colon = _colon(side.masked)
     if colon is None:
         raise side.wrong(MappingError("a name has no colon after it", got=side.text, expected=_SIDES))
@@ -244,7 +244,7 @@ def _name(side: _Excerpt) -> tuple[_Excerpt, _Excerpt]:
 
 
 def _colon(text: str) -> int | None:
-    """Find the colon followed by a space, or by a scalar's comma or end; other colons belong to the name."""
+    """Find the colon before a space, or before a scalar's comma or end; other colons belong to the name."""
     ends = (
         at for at, item in enumerate(text) if item == ":" and not text[at + 1 :].removeprefix(",")[:1].strip()
     )
@@ -262,10 +262,10 @@ def is_heading(text: str) -> bool:
 
 
 def read_heading(text: str) -> dict[str, Any]:
-    """Parse a heading: attributes of `Row` for the rows below it, and the prefixes of both names.
+    """Parse a heading into attributes of `Row` for the rows below it, and the prefixes of both names.
 
     Raises:
-        MappingError: See `read_row`.
+        MappingError: As for `read_row`.
     """
     return dict(_clauses(_Excerpt(text, 0, len(text)).parts(","), _HEADINGS))
 
@@ -319,7 +319,7 @@ def _names(clause: _Excerpt) -> str:
 
 @contextmanager
 def _placed(piece: _Excerpt) -> Iterator[None]:
-    """Add the position in the row's text to errors raised inside."""
+    """Add the position in the row's text to errors raised in the block."""
     try:
         yield
     except MappingError as error:

@@ -26,7 +26,7 @@ Relation = Literal["is", "is not", "in", "not in"]
 
 
 class Facts(Protocol):
-    """The known facts about one model."""
+    """The known facts about a model."""
 
     @property
     def lengths(self) -> Mapping[str, int]:
@@ -37,7 +37,7 @@ class Facts(Protocol):
         """Return the flags."""
 
     def field(self, name: str) -> Any:
-        """Return a field of the configuration, such as `config.rms_norm_eps`; None if it does not exist."""
+        """Return a configuration field, such as `config.rms_norm_eps`; None if it does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,11 @@ class Term:
     """A source of a value.
 
     Attributes:
-        kind: "value" for a constant, "field" for a configuration field, "flag" for a boolean, "formula" for a
-            formula over lengths of axes.
+        kind: "value" for a constant, "field" for a configuration field, "flag" for a boolean, or "formula"
+            for a formula over lengths of axes.
         value: The constant, for kind "value".
         name: The name of the field or flag, or the formula.
-        words: Field value as JSON -> its translation; None to use the value itself.
+        words: Field value as JSON -> its translation; None uses the value itself.
     """
 
     kind: Literal["value", "field", "flag", "formula"]
@@ -58,7 +58,7 @@ class Term:
     words: Mapping[str, Any] | None = None
 
     def of(self, facts: Facts) -> Any:
-        """Return the value for one model; None if unknown.
+        """Return the value for a model; None if unknown.
 
         Raises:
             KeyError: The translations do not include this value.
@@ -99,7 +99,7 @@ class Condition:
     right: Term
 
     def holds(self, facts: Facts) -> bool:
-        """Return whether the condition holds for one model."""
+        """Return whether the condition holds for a model."""
         left, right = self.left.of(facts), self.right.of(facts)
         if self.relation in ("in", "not in"):
             return (left in right) == (self.relation == "in")
@@ -134,8 +134,8 @@ class Setting:
 
     Attributes:
         name: The name of the setting.
-        terms: The first known term is the value.
-        conditions: The setting applies if all of them hold.
+        terms: The possible terms; the first known one gives the value.
+        conditions: The conditions that must all hold for the setting to apply.
     """
 
     name: str
@@ -143,7 +143,7 @@ class Setting:
     conditions: tuple[Condition, ...] = ()
 
     def applies(self, facts: Facts) -> bool:
-        """Return whether the setting applies to one model."""
+        """Return whether the setting applies to a model."""
         return all(condition.holds(facts) for condition in self.conditions)
 
     def __str__(self) -> str:
@@ -152,12 +152,12 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A requirement on models, due to a limit of the framework.
+    """A requirement on models that follows from a limit of the framework.
 
     Attributes:
-        expected: The required condition; assumed to hold if the field is not stated.
+        expected: The required condition, which is assumed to hold if the field is not stated.
         conditions: When the requirement applies.
-        reason: The framework's behavior.
+        reason: The behavior of the framework.
     """
 
     expected: Condition
@@ -179,8 +179,8 @@ class Idle:
     """Configuration fields that do not affect the framework's computation.
 
     Attributes:
-        fields: Patterns of field names; nested ones include the parent, such as `vision_config.hidden_act`.
-        reason: Why they have no effect.
+        fields: Patterns of field names; nested fields include the parent, such as `vision_config.hidden_act`.
+        reason: Why the fields have no effect.
     """
 
     fields: tuple[str, ...]
@@ -203,7 +203,7 @@ class SettingNote:
     text: str
 
     def applies(self, facts: Facts) -> bool:
-        """Return whether the note applies to one model."""
+        """Return whether the note applies to a model."""
         return all(condition.holds(facts) for condition in self.conditions)
 
     def __str__(self) -> str:
@@ -211,7 +211,7 @@ class SettingNote:
 
 
 class _RuleLines(NamedTuple):
-    """Parsed rules by kind; the first applicable setting with a name counts."""
+    """Parsed rules by kind. If several rules for a name apply, the first one counts."""
 
     settings: tuple[Setting, ...]
     limits: tuple[Limit, ...]
@@ -220,9 +220,10 @@ class _RuleLines(NamedTuple):
 
 
 class SettingRules:
-    """The rules of a text, equal to rules parsed from an equivalent text.
+    """The rules in a text, which are equal to rules parsed from an equivalent text.
 
-    The text is parsed on first use, which takes 15 ms for all families: most commands only need array names.
+    The text is parsed on first use, because that takes 15 ms for all families and most commands need only
+    array names.
     """
 
     def __init__(self, text: str = "") -> None:
@@ -263,7 +264,7 @@ class SettingRules:
         return f"SettingRules({str(self)!r})"
 
     def __add__(self, other: SettingRules) -> SettingRules:
-        """Concatenate these rules and the other ones."""
+        """Concatenate these rules and others."""
         return SettingRules(f"{self._text}\n{other._text}")
 
     def terms(self) -> Iterator[Term]:
@@ -278,7 +279,7 @@ class SettingRules:
             yield from (condition.left, condition.right)
 
     def chosen(self, facts: Facts) -> Mapping[str, Setting]:
-        """Return the settings of one model: for each name the first that applies."""
+        """Return the settings of a model: for each name, the first setting that applies."""
         settings: dict[str, Setting] = {}
         for setting in self.settings:
             if setting.name not in settings and setting.applies(facts):
@@ -286,7 +287,7 @@ class SettingRules:
         return settings
 
     def mentions(self, flag: str) -> bool:
-        """Return whether a rule depends on a flag alone."""
+        """Return whether a rule depends only on a flag."""
         terms = (condition.left for setting in self.settings for condition in setting.conditions)
         return any(item.kind == "flag" and item.name == flag for item in terms)
 
@@ -302,7 +303,7 @@ def setting_rules(text: str) -> SettingRules:
     """Parse rules immediately.
 
     Raises:
-        MappingError: A line is not a rule; the error names the line.
+        MappingError: A line is not a rule. The message names the line.
     """
     rules = SettingRules(text)
     _ = rules.settings
@@ -421,7 +422,7 @@ def _wrong(line: str, expected: str) -> MappingError:
 
 
 def _split(text: str, separator: str) -> list[str]:
-    """Split a text at separators that are neither in quotes nor in brackets."""
+    """Split a text at separators outside of quotes and brackets."""
     if separator not in text:
         return [text]
     parts, start = [], 0

@@ -1,4 +1,4 @@
-"""Lengths of axes, inferred from a configuration and from shapes, each with its origin."""
+"""Infer lengths of axes from a configuration and from shapes, each with its origin."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ckpttools.mapping.arithmetic import DoesNotDivideError, axes_in, value
 from ckpttools.mapping.axes import Side
 from ckpttools.mapping.keys import AxisGroup, Field
 
-# Limit for coordinates without a key before a later one; no model has more layers or experts.
+# Limit on the coordinates without a key before a later one; no model has more layers or experts.
 _MOST_UNSEEN = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The length of an axis and its origin.
+    """The length of an axis, with its origin.
 
     Attributes:
         length: The length of the axis.
@@ -49,11 +49,11 @@ A number at the end is the default; a default of 0 allows the field to be 0.
 def nested_value(config: Mapping[str, Any], name: str) -> Any:
     """Return the configuration field at a dotted name, or None.
 
-    Below a list, a number selects an item, `#` counts the items, and `#NAME` counts the items equal to NAME.
+    In a list, a number selects an item, `#` counts the items, and `#NAME` counts the items equal to NAME.
     """
     value: Any = config
     for key in name.split("."):
-        # Parsed files contain plain dicts; an isinstance check against Mapping takes five times as long.
+        # Parsed files contain plain dicts; checking isinstance with Mapping would take five times as long.
         if type(value) is dict:
             value = value.get(key)
         elif isinstance(value, list) and key.startswith("#"):
@@ -66,7 +66,7 @@ def nested_value(config: Mapping[str, Any], name: str) -> Any:
 
 
 def states_field(config: Mapping[str, Any], name: str) -> bool:
-    """Return whether a configuration has a field, with dots for nested ones; null counts."""
+    """Return whether a configuration has a field, with dots for nested fields; null values count."""
     first, _, rest = name.partition(".")
     inner = config.get(first)
     return first in config and (not rest or (isinstance(inner, Mapping) and states_field(inner, rest)))
@@ -75,7 +75,7 @@ def states_field(config: Mapping[str, Any], name: str) -> bool:
 def first_stated(
     config: Mapping[str, Any], names: Iterable[str], location: str, defaults: Mapping[str, Any]
 ) -> tuple[str | None, Any, str]:
-    """Return the first of these fields that a configuration states, or that its model type has by default.
+    """Return the first of these fields that the configuration states or that has a default.
 
     Args:
         config: The parsed `config.json`.
@@ -84,7 +84,7 @@ def first_stated(
         defaults: Defaults of the model type, in the form of a configuration.
 
     Returns:
-        The name, or None; the value; and an explanation if the value is a default, else "".
+        The name or None, the value, and an explanation if the value is a default, else "".
     """
     for name in names:
         if (value := nested_value(config, name)) is not None:
@@ -104,7 +104,7 @@ def sizes_from_config(
 
     Args:
         config: The parsed `config.json`.
-        fields: Axis -> the fields that state it.
+        fields: Axis -> the fields that state its length.
         location: The location of the configuration, for messages.
         defaults: Defaults of the model type, in the form of a configuration.
 
@@ -173,10 +173,10 @@ class Observation:
 
 
 def unify(known: Mapping[str, Size], arrays: Iterable[Observation]) -> dict[str, Size]:
-    """Complete `known` with lengths from shapes. The caller handles shapes that contradict `known`.
+    """Complete `known` with lengths from shapes; shapes that contradict `known` are left to the caller.
 
-    If one of the named axes of an array axis is unknown, the array's length gives it. Passes repeat until
-    nothing new is found.
+    If only one of the named axes in an array axis is unknown, the array's length determines it. Passes repeat
+    until nothing new is found.
     """
     sizes = dict(known)
     observations = [item for item in arrays if len(item.groups) == len(item.shape)]
@@ -196,10 +196,10 @@ def unify(known: Mapping[str, Size], arrays: Iterable[Observation]) -> dict[str,
 
 
 def sizes_from_keys(sizes: Mapping[str, Size], keys: Iterable[str], sides: Iterable[Side]) -> dict[str, Size]:
-    """Complete `sizes` with the highest numbers in keys; axes without any key are left out.
+    """Complete `sizes` with the highest numbers in keys; axes without keys are left out.
 
-    Only names that match a side's key completely count. Numbers far beyond the number of names are ignored,
-    because the missing keys before them could not even be listed.
+    Only names that match a side's full key count. Numbers far above the number of names are ignored, because
+    the missing keys before them could not be listed.
     """
     complete = dict(sizes)
     names = list(keys)
@@ -217,7 +217,7 @@ def sizes_from_keys(sizes: Mapping[str, Size], keys: Iterable[str], sides: Itera
 
 
 def most_specific(names: int) -> int:
-    """Return the limit from which a number in one of `names` names is implausible."""
+    """Return the limit above which a number in one of the names is implausible."""
     return max(_MOST_UNSEEN, names)
 
 
@@ -233,7 +233,7 @@ def require(
     """Return the plain lengths of `axes`.
 
     Raises:
-        ShapeError: Neither the configuration nor any shape gives one of them.
+        ShapeError: A length is given neither by the configuration nor by a shape.
     """
     missing = sorted({axis for axis in axes if axis not in sizes})
     if missing:
@@ -250,7 +250,7 @@ def require(
 
 
 def _unknown_reason(shown: Observation, axis: str, sizes: Mapping[str, Size]) -> str:
-    """Explain why the array does not determine the axis."""
+    """Explain why an array does not determine the length of an axis."""
     if len(shown.groups) != len(shown.shape):
         return f"{shown.key} {list(shown.shape)}, which should have {len(shown.groups)} axes"
     number = next(k for k, group in enumerate(shown.groups) if axis in group)
@@ -262,7 +262,7 @@ def _unknown_reason(shown: Observation, axis: str, sizes: Mapping[str, Size]) ->
 
 
 def label_counts(sides: Iterable[Side]) -> dict[str, Size]:
-    """Return the lengths of the axes that keys write as words."""
+    """Return the lengths of axes that keys spell as words."""
     return {
         field.axes[0]: Size(len(field.labels), f"the labels of {side.key}")
         for side in sides
@@ -274,7 +274,7 @@ def label_counts(sides: Iterable[Side]) -> dict[str, Size]:
 def observed(
     arrays: Mapping[str, LazyArray], sides: Iterable[Side], sizes: Mapping[str, Size]
 ) -> list[Observation]:
-    """Return the first array of each side: coordinate 0 of every axis."""
+    """Return the first array of each side, at coordinate 0 of every axis."""
     observations: list[Observation] = []
     known = lengths_of(sizes)
     for side in sides:
@@ -288,7 +288,7 @@ def observed(
 
 
 def _observation(key: str, side: Side, shape: Shape) -> Observation:
-    """Return an array's observed axes; an axis that joins several parts gives no observation."""
+    """Return the observed axes of an array; an axis that joins several parts is not observed."""
     at = side.join.at if side.join is not None and len(shape) == len(side.groups) else len(shape)
     groups = tuple(group for k, group in enumerate(side.groups) if k != at)
     return Observation(key, groups, (*shape[:at], *shape[at + 1 :]))

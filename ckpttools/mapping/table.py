@@ -36,19 +36,19 @@ from ckpttools.mapping.values import Fill
 
 @dataclass(frozen=True)
 class Table:
-    """Rows and the sizes they are bound to.
+    """Rows, and the sizes that they are bound to.
 
     Attributes:
         rows: All rows of the family; rows excluded by flags are kept for messages.
-        sizes: Known lengths of axes, with their origin.
-        flags: Optional rows of the model, with their origin; other flags are inferred from array names.
+        sizes: The known lengths of axes, with their origins.
+        flags: The known flags, with their origins; other flags are inferred from array names.
         derived: Axis -> formula over other axes.
         dropped: Patterns of right keys without information, which are left out.
         left_out: Templates and patterns of right keys without a counterpart on the left side.
-        padded: Axis -> minimum length of left arrays, padded with zeros.
+        padded: Axis -> minimum length of left arrays, which are padded with zeros.
         location: The mapped checkpoint, for messages.
         is_configured: Whether a configuration gives the number of layers.
-        remedies: Pattern of right keys without a row -> how to resolve them.
+        remedies: Pattern of right keys without a row -> what to do about them.
     """
 
     rows: tuple[Row, ...]
@@ -73,17 +73,17 @@ class Table:
     def to_left(
         self, arrays: Mapping[str, LazyArray], drop: Collection[str] = (), *, exact: bool = False
     ) -> Mapped:
-        """Return left arrays as expressions of the right ones.
+        """Return left arrays as expressions of the right arrays.
 
         Args:
             arrays: Right key -> array.
             drop: Patterns of right keys that the user leaves out.
-            exact: Store changed values in float32 if the reverse conversion would otherwise be inexact.
+            exact: Whether to store changed values in float32 if the reverse conversion would otherwise be
+                inexact.
 
         Raises:
-            CoverageError: Arrays are missing, have no row, or have another shape; the error lists all of
-                them.
-            ShapeError: Neither the configuration nor a shape gives a size.
+            CoverageError: Arrays are missing, have no row, or have another shape. The message lists them.
+            ShapeError: A size is given neither by the configuration nor by a shape.
             UsageError: No array matches a pattern of `drop`.
         """
         for pattern in drop:
@@ -99,14 +99,15 @@ class Table:
         *,
         exact: bool = False,
     ) -> Mapped:
-        """Return as many left arrays as the right ones allow; missing and left-over arrays are accepted.
+        """Return as many left arrays as the right arrays allow; some may be missing or unused.
 
-        An array whose shape differs from the model's is used as it is, if its axes can be inferred.
+        An array whose shape differs from the model's is used unchanged, if its axes can be inferred.
 
         Args:
             arrays: Right key -> array.
-            known_left: Left key -> array of a model of the same sizes, for sizes that are otherwise unknown.
-            exact: See `to_left`; for arrays of 16 bits.
+            known_left: Left key -> array of a model with the same sizes, for sizes that are otherwise
+                unknown.
+            exact: As for `to_left`, but only for 16-bit arrays.
 
         Raises:
             ConfigError: The configuration contradicts itself.
@@ -116,7 +117,7 @@ class Table:
         return build_partly(table._bind_rows(arrays, (*self.dropped, *self._left_out())), exact)
 
     def to_right(self, arrays: Mapping[str, LazyArray], cut: Collection[str] = ()) -> Mapped:
-        """Return right arrays as expressions of the left ones; raises the errors of `to_left`.
+        """Return right arrays as expressions of the left arrays; raises the errors of `to_left`.
 
         Args:
             arrays: Left key -> array.
@@ -130,12 +131,12 @@ class Table:
     def known_of(
         self, arrays: Mapping[str, LazyArray], *, left: bool = False, cut: Collection[str] = ()
     ) -> tuple[Mapping[str, int], Mapping[str, bool]]:
-        """Return the known axis lengths and flags of the model with these arrays.
+        """Return the known axis lengths and flags of the model that has these arrays.
 
         Args:
             arrays: Key -> array.
-            left: Whether they are left arrays.
-            cut: Axes on which they may be longer, as for `to_right`.
+            left: Whether the arrays are left arrays.
+            cut: Axes on which arrays may be longer, as for `to_right`.
         """
         arrays = self._crop(arrays, cut)[0] if left else arrays
         settled = self._bind_rows(arrays, () if left else (*self.dropped, *self._left_out()), inverse=left)
@@ -147,7 +148,7 @@ class Table:
     ) -> None:
         """Refuse arrays that do not fit the model.
 
-        The arguments are those of `known_of`, the errors those of `to_left`.
+        The arguments are as for `known_of`, the errors as for `to_left`.
         """
         arrays = self._crop(arrays, cut)[0] if left else arrays
         drop = () if left else (*self.dropped, *self._left_out())
@@ -204,7 +205,7 @@ class Table:
         return tuple(text for side in sides for text in side.keys(lengths))
 
     def _padded(self, mapped: Mapped) -> Mapped:
-        """Pad the left arrays of `mapped` with zeros on the axes that must be longer."""
+        """Pad left arrays with zeros on the axes that must be longer."""
         if not self.padded:
             return mapped
         arrays = dict(mapped.arrays)
@@ -222,7 +223,7 @@ class Table:
     def _crop(
         self, arrays: Mapping[str, LazyArray], cut: Collection[str]
     ) -> tuple[Mapping[str, LazyArray], dict[str, tuple[int, int]], dict[str, int]]:
-        """Crop the arrays on the axes to cut; return also the cut lengths by axis, and the cropped keys."""
+        """Crop the arrays on the axes to cut; also return the cut lengths by axis, and the cropped keys."""
         kept = dict(arrays)
         lengths: dict[str, tuple[int, int]] = {}
         extra: dict[str, int] = {}
@@ -241,7 +242,7 @@ class Table:
         return kept, lengths, extra
 
     def _unify_sizes(self, arrays: Mapping[str, LazyArray], directions: list[Direction]) -> dict[str, Size]:
-        """Collect sizes from the configuration, formulas, shapes, and the numbers in names."""
+        """Collect sizes from the configuration, formulas, shapes, and numbers in names."""
         sides = [direction.source for direction in directions]
         both = (side for direction in directions for side in (direction.source, direction.target))
         known = {**self.sizes, **label_counts(both)}
@@ -260,19 +261,19 @@ def _unmatched(pattern: str, keys: Iterable[str], location: str) -> UsageError:
 
 
 def _without_layers(sizes: Mapping[str, Size], directions: Iterable[Direction]) -> dict[str, Size]:
-    """Set the length of layer groups without any key to 0 if there is no configuration."""
+    """Without a configuration, set the length of layer groups that have no keys to 0."""
     keys = (side.key for direction in directions for side in (direction.source, direction.target))
     axes = {axis for key in keys for axis in key.axes if axis not in sizes}
     return {**sizes, **{axis: Size(0, "no array name contains it") for axis in axes}}
 
 
 def _is_empty(side: Side, sizes: Mapping[str, Size]) -> bool:
-    """Return whether an axis has length 0: the model has no such arrays."""
+    """Return whether an axis has length 0, so that the model has no such arrays."""
     return any(axis in sizes and sizes[axis].length == 0 for axis in side.axes)
 
 
 def _expected(direction: Direction, flags: Mapping[str, Flag]) -> ExpectedArray:
-    """Explain why the row is, or is not, part of the model, and list the alternatives."""
+    """Explain why the row is or is not part of the model, and list the alternatives."""
     deciding = [flags[name] for name in sorted(direction.row.flags) if flags[name].source]
     why = dict.fromkeys(flag.source for flag in deciding)
     remedies = dict.fromkeys(flag.remedy for flag in deciding if flag.remedy)

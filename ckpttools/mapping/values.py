@@ -1,6 +1,6 @@
 """Element-wise functions that a row may apply, each with its effect on exactness.
 
-Arithmetic is in float32, or in the element's own type where that is wider; results are rounded once, to
+Arithmetic is in float32, or in the element's own dtype if that is wider. Results are rounded once, to
 nearest, ties to even.
 """
 
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-# Elements of one block: a float32 copy has 1 MiB. Workers take the interpreter lock once per numpy call. With
-# blocks of 2**16, two workers were slower than one.
+# Number of elements in a block, whose float32 copy takes 1 MiB. Workers take the interpreter lock once per
+# numpy call. With blocks of 2**16 elements, two workers were slower than one.
 _BLOCK = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
 class Exactness:
-    """A statement of whether the inverse restores the original bits.
+    """Whether the inverse restores the original bits.
 
     Attributes:
         exact: Whether the bits are restored, except for the values in `reason`.
-        reason: Why not, or the exceptions; empty if none.
+        reason: Why the bits are not restored, or the exceptions; empty if there are none.
     """
 
     exact: bool
@@ -43,24 +43,24 @@ class Exactness:
 
 
 class ValueOp(Protocol):
-    """A row's change of values. Bound to the sizes of a model it becomes an `ElementOp`."""
+    """A row's change of values, which becomes an `ElementOp` when it is bound to the sizes of a model."""
 
     def bound(self, sizes: Mapping[str, int]) -> BoundOp:
-        """Return the function with every size known.
+        """Return the function for known sizes.
 
         Raises:
-            MappingError: A needed size is missing.
+            MappingError: A required size is missing.
         """
 
 
 class BoundOp(ElementOp, Protocol):
-    """An element-wise function that knows its inverse and whether that is exact."""
+    """An element-wise function that knows its inverse and whether the inverse is exact."""
 
     def inverse(self) -> BoundOp:
         """Return the inverse function."""
 
     def exactness(self, dtype: DType) -> Exactness:
-        """Return whether applying `inverse` after this restores the bits of `dtype`."""
+        """Return whether applying `inverse` after this function restores the bits of `dtype`."""
 
     def widened(self) -> BoundOp:
         """Return the function with a result wide enough for `inverse` to restore 16-bit values exactly."""
@@ -68,12 +68,12 @@ class BoundOp(ElementOp, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """x * size ** power, as `Scale("head_dim", -0.5)` for MaxText's query scale.
+    """Computes x * size ** power, such as `Scale("head_dim", -0.5)` for MaxText's query scale.
 
     Attributes:
         axis: The axis whose length is the size.
         power: Exponent of the size.
-        factor_dtype: The factor is rounded to this dtype first, as some models do.
+        factor_dtype: The dtype to which the factor is rounded first, as some models do.
     """
 
     axis: str
@@ -95,12 +95,12 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Multiply:
-    """x * float32(factor), rounded to x's dtype; x / float32(factor) with `divide`.
+    """Computes x * float32(factor), or x / float32(factor) with `divide`, rounded to x's dtype.
 
     Attributes:
         factor: The multiplier or divisor.
-        divide: Divide instead of multiply.
-        wide: Keep the result in float32 if x has 16 bits or fewer.
+        divide: Whether to divide instead of multiply.
+        wide: Whether to keep the result in float32 if x has 16 bits or fewer.
     """
 
     factor: float
@@ -158,7 +158,7 @@ class Multiply:
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """x + amount, computed and stored in float32, or in float64 if x is float64."""
+    """Computes x + amount and stores it in float32, or in float64 if x is float64."""
 
     amount: float
 
@@ -168,9 +168,9 @@ class Shift:
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """x + amount, computed and stored in float32 or wider.
+    """Computes x + amount and stores it in float32 or wider.
 
-    MaxText's norms are Hugging Face's with `Add(1)`.
+    MaxText's norms are Hugging Face's norms with `Add(1)`.
     """
 
     amount: float
@@ -204,14 +204,15 @@ class Add:
         effect = f"{self.amount:+g}, stored in {result}"
         if dtype == result:
             return Exactness(False, f"{effect}: off by at most 1 ulp of the larger value")
-        # float32 has 24 bits: a value of 8 bits next to 1 keeps them all down to 2**-16, one of 11 to 2**-13.
+        # float32 has 24 bits. Next to 1, it keeps all bits of 8-bit values down to 2**-16, and of 11-bit
+        # values down to 2**-13.
         least = f"2**-{24 - dtype.digits}"
         return Exactness(True, f"{effect}: exact except for values under {least}, off by at most 2**-24")
 
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """The same value in another dtype, rounded to nearest even."""
+    """Converts to another dtype with the same value, rounded to nearest even."""
 
     to: DType
     origin: DType | None = None
@@ -241,14 +242,14 @@ class Cast:
 
 
 def round_constant(block: np.ndarray, to: DType) -> np.ndarray:
-    """Round floating-point values to another floating-point dtype once, to nearest even."""
+    """Round floating-point values once to another floating-point dtype, to nearest even."""
     import numpy as np
 
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         if to.name == "float32":
             return as_float32(block)
         if to.bits <= 16:
-            # Some pairs of small types have no direct cast; float64 would be rounded twice.
+            # Some pairs of small dtypes have no direct cast, and float64 would be rounded twice.
             block = _rounded_to_odd(block) if block.dtype == np.float64 else as_float32(block)
         if to.name != "bfloat16":
             return block.astype(to.numpy)
@@ -258,15 +259,15 @@ def round_constant(block: np.ndarray, to: DType) -> np.ndarray:
 
 
 def _holds(to: DType, dtype: DType) -> bool:
-    """Return whether a wider floating-point dtype represents all values of a narrower one."""
+    """Return whether a wider floating-point dtype can represent all values of a narrower one."""
     least = {"bfloat16": 8, "float32": 16, "float64": 32}
     return dtype.is_float and dtype.bits <= least.get(to.name, 0)
 
 
 def _with_shifted_exponents(bits: np.ndarray, steps: int, dtype: DType) -> np.ndarray | None:
-    """Multiply carriers by 2**steps with integer arithmetic; None if a value is not normal before or after.
+    """Multiply carriers by 2**steps with integer arithmetic; None if a value is or becomes subnormal.
 
-    10 GB/s of bfloat16 on one core; multiplying in float32 and rounding gives 0.65 GB/s.
+    This processes 10 GB/s of bfloat16 on one core; multiplying in float32 and rounding gives 0.65 GB/s.
     """
     import numpy as np
 
@@ -285,9 +286,9 @@ def _with_shifted_exponents(bits: np.ndarray, steps: int, dtype: DType) -> np.nd
 
 
 def _rounded_to_odd(block: np.ndarray) -> np.ndarray:
-    """Round float64 to odd float32, so that a second rounding is exact.
+    """Round float64 to float32 with rounding to odd, so that a second rounding is exact.
 
-    The last bit records whether bits were cut off.
+    The last bit records whether any bits were cut off.
     """
     import numpy as np
 
@@ -306,7 +307,7 @@ def blockwise(
     target_dtype: DType,
     function: Callable[[np.ndarray], np.ndarray],
 ) -> None:
-    """Compute target = function(source) in blocks of the leading axis, through real dtypes."""
+    """Compute target = function(source) in blocks of the leading axis, using the actual dtypes."""
 
     def on_carriers(block: np.ndarray) -> np.ndarray:
         return function(block.view(dtype.numpy)).view(target_dtype.carrier)
@@ -334,7 +335,7 @@ def _apply_to_carriers(
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """A right array that no file contains: float32, with every element equal to `number`."""
+    """A right array that no file contains, with every element equal to `number`, in float32."""
 
     number: float
 
@@ -350,7 +351,7 @@ class Fill:
 
 @dataclass(frozen=True, slots=True)
 class BoundFill:
-    """Unchanged elements, which all equal `number`."""
+    """Unchanged elements that all equal `number`."""
 
     number: float
 
@@ -383,13 +384,13 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class BoundRecode:
-    """Integers converted to the dtype `to`; values out of its range are refused.
+    """Integers converted to the dtype `to`; values outside its range are refused.
 
-    Floating-point input is accepted as well, because MaxText trains with its tables in float32. Values to
-    which a neighbor may have been rounded are refused, such as values from 256 in bfloat16.
+    Floating-point input is also accepted, because MaxText trains with its tables in float32. Values to which
+    a neighbor may have been rounded, such as 256 and above in bfloat16, are refused.
 
     Attributes:
-        to, origin: Names of dtypes.
+        to, origin: Names of the two dtypes.
         name: The name of the resulting arrays, for messages.
     """
 

@@ -33,13 +33,13 @@ from ckpttools.transforms.cast import is_table, with_notes
 from ckpttools.transforms.conversion import Convert
 from ckpttools.transforms.mean_weights import MeanWeights, WeightedMean
 
-# The number of integers that are compared at once.
+# Number of integers that are compared at a time.
 _COMPARED_ELEMENTS = 1 << 18
 # Models in this format have a configuration file next to their arrays.
 _MODEL_FORMAT = "safetensors"
-# Number of weights that a message lists.
+# Maximum number of weights that a message lists.
 _MAX_LISTED = 8
-# Names of low-rank adapter factors contain this, in every library.
+# In every library, names of low-rank adapter factors contain this.
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,10 @@ class Average:
 
     Attributes:
         weights: The weight of each checkpoint.
-        dtype: The dtype of the result; None for the dtype of the arrays, or the widest of several.
-        parameters: The key below which a state stores an average that replaces its parameters, as in
-            `StoredAverage`; None for the parameters themselves.
-        force: Average models whose configurations describe different computations.
+        dtype: The dtype of the result; None keeps the dtype of the arrays, or the widest one if they differ.
+        parameters: The key of a stored average that replaces the parameters of a state, as in
+            `StoredAverage`; None averages the parameters themselves.
+        force: Whether to average models whose configurations describe different computations.
     """
 
     weights: MeanWeights = field(default_factory=MeanWeights)
@@ -60,11 +60,11 @@ class Average:
     force: bool = False
 
     def __call__(self, trees: Sequence[Tree]) -> Tree:
-        """Return the mean of checkpoints of one model; metadata and other arrays come from the last.
+        """Return the mean of checkpoints of one model, with the metadata and other arrays of the last one.
 
         Only the parameters of training states are averaged, because averaged moments are meaningless.
-        Quantized weights are dequantized, and count as bfloat16 when a dtype is chosen. Integer parameters
-        are read and compared.
+        Quantized weights are dequantized, and count as bfloat16 in the choice of the dtype. Integer
+        parameters must be equal.
 
         Raises:
             ConfigError: The configurations describe different computations.
@@ -101,7 +101,7 @@ class Average:
         known = roles(tree)
         if any(known.of(path) == "optimizer" or known.unclear_of(path) for path in tree.arrays):
             tree = _without_training_state(tree)
-        # Computed in float32, so that the result is rounded once.
+        # Compute in float32, so that the result is rounded only once.
         built = quantized_view(tree).plain(DTYPES["float32"])
         if built.weights:
             refuse_few_bits(
@@ -134,7 +134,7 @@ class Average:
         return built if to == sums else elementwise(built, Convert(to))
 
     def _notes(self, built: Tree, averaged: set[Path], trees: Sequence[Tree], weights: WeightedMean) -> Notes:
-        """Return notes on rounding and on the weight of each checkpoint."""
+        """Return notes about rounding and about the weight of each checkpoint."""
         stored = {id(array) for tree in trees for array in tree.arrays.values()}
         rounded = [path for path in averaged if id(built.arrays[path]) not in stored]
         dtypes = ", ".join(sorted({built.arrays[path].dtype.name for path in rounded}))
@@ -157,12 +157,12 @@ class Average:
 
 @dataclass(frozen=True)
 class _PlainParameters:
-    """The dequantized parameters of one checkpoint.
+    """The dequantized parameters of a checkpoint.
 
     Attributes:
         tree: The parameters.
         dequantized: Dotted names of the weights that were quantized.
-        of_scales: Remarks about the values of their scales.
+        of_scales: Remarks about the values of the scales.
     """
 
     tree: Tree
@@ -170,7 +170,7 @@ class _PlainParameters:
     of_scales: Sequence[str]
 
     def dtype_of(self, path: Path) -> DType:
-        """Return the dtype that a mean of such arrays has."""
+        """Return the dtype of a mean of arrays like the one at a path."""
         name = dotted(path)
         return DEFAULT_DTYPE if name in self.dequantized else self.named[name].dtype
 
@@ -181,7 +181,7 @@ class _PlainParameters:
 
 
 def _adapter_remarks(averaged: Collection[Path]) -> Iterator[str]:
-    """Yield a remark if the mean is one of adapters, whose products are added to weights."""
+    """Yield a remark if adapters are averaged, because products of their factors are added to weights."""
     if any(FACTOR in dotted(path).lower() for path in averaged):
         each = action("merge_adapter")
         yield (
@@ -194,7 +194,7 @@ def _adapter_remarks(averaged: Collection[Path]) -> Iterator[str]:
 
 
 def _quantized_notes(counted: Sequence[_PlainParameters]) -> Notes:
-    """Return remarks on the quantized weights of checkpoints whose own notes are not kept."""
+    """Return remarks about the quantized weights of checkpoints whose own notes are dropped."""
     return Notes(
         remarks=tuple(
             f"{_location_text(item.tree)}: {declared}"
@@ -206,7 +206,7 @@ def _quantized_notes(counted: Sequence[_PlainParameters]) -> Notes:
 
 
 def _without_training_state(tree: Tree) -> Tree:
-    """Return the parameters of a training state, and its step."""
+    """Return only the parameters and the step of a training state."""
     try:
         return tree.pipe(KeepScanAxis(StripOptimizer(keep_step=any(step in tree.arrays for step in STEPS))))
     except FormatError as error:
@@ -218,7 +218,7 @@ def _without_training_state(tree: Tree) -> Tree:
 
 
 def _is_averaged(tree: Tree, path: Path) -> bool:
-    """Return whether an array is a learned float array. Expert tables hold expert indices."""
+    """Return whether an array is a learned float array; tables of expert indices are not."""
     array = tree.arrays[path]
     learned = roles(tree).of(path) == "parameter" and path not in STEPS
     return learned and array.dtype.is_float and not is_table(path)
@@ -254,7 +254,7 @@ def _check_layouts(named: Sequence[Mapping[str, LazyArray]], trees: Sequence[Tre
 
 
 def _config_source(trees: Sequence[Tree]) -> Tree:
-    """Return the tree whose files the result gets: the last, or the last model that has a configuration."""
+    """Return the tree whose files the result gets: the last one, or the last model with a configuration."""
     last = trees[-1]
     if last.metadata.format != _MODEL_FORMAT or config_of(last) is not None:
         return last
@@ -338,13 +338,13 @@ def _location_text(tree: Tree) -> str:
     return tree.metadata.location or "a tree"
 
 
-# Some training states store an average of the parameters, which can replace the parameters.
+# Training states may store an average of the parameters, which can replace them:
 #
-# opt_state/1/ema/params/decoder/…    of optax.ema      stands for    params/params/decoder/…
+# opt_state/1/ema/params/decoder/…    of optax.ema      replaces    params/params/decoder/…
 # ema_params/decoder/…                of flax recipes
 
 ANY = "ema"
-"""A value in place of a path: the only average in the state."""
+"""A value in place of a path that selects the only average in the state."""
 
 
 @dataclass(frozen=True)
@@ -361,8 +361,8 @@ class StoredAverage:
         """Return the tree with the averaged parameters and without the stored average.
 
         Raises:
-            UsageError: The average does not exist, or several match.
-            CoverageError: The arrays below the key are not the parameters: names or shapes differ.
+            UsageError: The average does not exist, or there are several.
+            CoverageError: The names or shapes below the key differ from those of the parameters.
         """
         head = self._head(tree)
         locations = _average_paths(tree, head)
@@ -429,7 +429,7 @@ def _shape_differences(arrays: Mapping[Path, LazyArray], locations: Mapping[Path
 def _unmatched_parameters(parameters: Iterable[Path], below: Mapping[Path, Path]) -> list[Path]:
     """Return the parameters whose path has no suffix that matches an array.
 
-    If every parameter matches, all parameters are returned.
+    If every parameter matches, return all parameters.
     """
     ends = {tail[k:] for tail in below for k in range(len(tail))}
     paths = list(parameters)

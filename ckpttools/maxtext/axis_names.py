@@ -1,8 +1,8 @@
 """Logical names of array axes: MaxText's own, followed by the name in the rows of families.
 
-MaxText names axes where it creates a parameter; this table maps the end of a path to those names, for 0.2.5.
-Arrays with Hugging Face names get axis names from the family's rows; a merged axis gets the name of its
-outermost part.
+MaxText names axes in the code that creates a parameter. For 0.2.5, this table maps the ends of paths to those
+names. Arrays with Hugging Face names get axis names from the family's rows; a merged axis gets the name of
+its outermost part.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ckpttools.maxtext.view import view_of
 AxisNames = tuple[tuple[str, ...], ...]
 """The names of each axis of an array, the most specific first; () for an unnamed axis."""
 
-# From layers/ and models/ of MaxText 0.2.5; "-" is an unnamed axis. The first match counts.
+# From layers/ and models/ of MaxText 0.2.5. "-" is an unnamed axis, and the first match counts.
 _AXES = (
     ("*token_embedder/embedding", "vocab embed_vocab"),
     ("*logits_dense/kernel", "embed_vocab vocab"),
@@ -70,7 +70,7 @@ _NUMBER = re.compile(r"\d+")
 
 
 def axis_names(tree: Tree) -> dict[Path, AxisNames]:
-    """Return the axis names of all arrays with known names, for MaxText's or a family's names."""
+    """Return the axis names of all arrays with a known name, either MaxText's or a family's."""
     if view_of(tree).is_maxtext:
         axis = view_of(tree).scan_axis
         scan_axis = SCAN_AXIS if axis is None else axis
@@ -132,9 +132,9 @@ def _rows(tree: Tree) -> tuple[tuple[Row, ...], Mapping[str, int]]:
 
 
 def _row_axis_names(row: Row) -> AxisNames:
-    """Return the axis names of a row's Hugging Face array: MaxText's names, else the row's own."""
+    """Return the axis names of a row's Hugging Face array: MaxText's names if known, else the row's own."""
     path = tuple(row.left.key.first().split("."))
     of_left = _maxtext_axis_names(path, len(row.left.groups), SCAN_AXIS)
-    # Only the outermost part of a merged axis can be sharded while the others stay complete.
+    # Only the outermost part of a merged axis can be sharded while the other parts stay complete.
     named = {group[0]: own for group, own in zip(row.left.groups, of_left, strict=False)}
     return tuple(named.get(group[0], (group[0],)) for group in row.right.groups)

@@ -1,4 +1,4 @@
-"""Find the model that MaxText arrays belong to: its family, bound to its sizes."""
+"""Identify the model that MaxText arrays belong to: its family, bound to the model's sizes."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class BoundModel:
 
 
 def _with_recorded_options(options: ToHuggingFace, files: ModelFiles) -> ToHuggingFace:
-    """Add the options that were chosen in the conversion to MaxText, unless the user overrides them.
+    """Add the options chosen in the conversion to MaxText, unless the user overrides them.
 
     Raises:
-        UsageError: The conversion used a family file of the user, and only its name was recorded.
+        UsageError: The conversion used the user's family file, and only its name was recorded.
     """
     model = options.model
     family = model.family or files.family
@@ -58,14 +58,14 @@ def _with_recorded_options(options: ToHuggingFace, files: ModelFiles) -> ToHuggi
             hint=option("family", f"PATH/{family}"),
         )
     rope_layout = model.rope_layout or files.rope_layout
-    # The arrays show whether the head is separate now: training may have changed it.
+    # The arrays show whether the head is separate now, which training may have changed.
     tied = model.tied or ("keep" if files.tied else None)
     return replace(options, model=replace(model, family=family, rope_layout=rope_layout, tied=tied))
 
 
 @dataclass(frozen=True)
 class UnboundModel:
-    """The arrays of a tree, with the options and the files of their model."""
+    """The arrays of a tree, with the options and files of their model."""
 
     arrays: Mapping[str, LazyArray]
     location: str
@@ -76,7 +76,7 @@ class UnboundModel:
     def of(
         cls, tree: Tree, arrays: Mapping[str, LazyArray], options: ToHuggingFace, files: ModelFiles
     ) -> UnboundModel:
-        """Return the arrays of a tree with the user's options and those recorded when they were made.
+        """Return the arrays of a tree with the user's options and those recorded in the conversion.
 
         Raises:
             FormatError: The axis on which layers are stacked is unknown.
@@ -89,7 +89,7 @@ class UnboundModel:
         return cls(arrays, tree.metadata.location, _with_recorded_options(options, files), files)
 
     def bind(self) -> BoundModel:
-        """Return the family and its rows, by configuration or option, else by the arrays alone."""
+        """Return the family and its rows, from the configuration or options, else from the arrays alone."""
         if self.files.config is None and self.options.model.family is None:
             return self._only_matching()
         return self._bind_family(family_for(self.files.config, self.options.model, self.location))
@@ -98,7 +98,7 @@ class UnboundModel:
         family = family_as_stored(family, self.arrays)
         spelling = _spelling(family, self.options.spelling, self.files)
         model = self.options.model
-        # A materialized head is created under its Hugging Face name, after all arrays are mapped.
+        # A materialized head is created under its Hugging Face name after all arrays are mapped.
         way = "keep" if model.tied == "materialize" else model.tied
         config = self.files.config
         if config is not None and self.options.spelling == TEXT:
@@ -125,11 +125,11 @@ class UnboundModel:
         return not family.towers_not_in(self.arrays)
 
     def require_agreement(self, bound: BoundModel, arrays: Mapping[str, LazyArray]) -> None:
-        """Raise if the configuration gives other values than the one that the checkpoint carries.
+        """Raise an error if the configuration gives other values than the one in the checkpoint.
 
         Raises:
-            ConfigError: It belongs to another family that no option names, or binds the family's rows
-                differently.
+            ConfigError: The configuration belongs to another family that no option names, or binds the
+                family's rows differently.
         """
         config, carried = self.files.config, self.files.overruled
         if config is None:
@@ -151,14 +151,14 @@ class UnboundModel:
 
     @property
     def _carried_location(self) -> str:
-        """Return the location of the configuration that the checkpoint carries."""
+        """Return the location of the configuration in the checkpoint."""
         return str(parse(self.location) / SIDECARS / CONFIG)
 
     def _only_matching(self) -> BoundModel:
         """Return the only family whose rows match exactly these arrays.
 
         Raises:
-            ConfigError: No family matches, or several do.
+            ConfigError: No family matches, or several match.
         """
         fitting: dict[str, BoundModel | None] = {}
         for family in families().values():
@@ -168,7 +168,7 @@ class UnboundModel:
                 bound.table.to_right({key: self.arrays[key] for key in self.arrays if key not in unwanted})
                 fitting[family.name] = bound
             except ConfigError:
-                fitting[family.name] = None  # the arrays match, but leave a choice open
+                fitting[family.name] = None  # the arrays match but leave a choice open
             except CheckpointError:
                 continue
         whole = [name for name in fitting if self._has_all_towers(families()[name])]
@@ -190,10 +190,10 @@ class UnboundModel:
 
 
 def _spelling(family: Family, name: str | None, files: ModelFiles) -> Spelling:
-    """Return the spelling of names: the requested, the original model's, or its type's usual one.
+    """Return the spelling of names: as requested, as in the original model, or as usual for its type.
 
     Raises:
-        UsageError: The family has no such spelling.
+        UsageError: The family does not have this spelling.
     """
     expected = name or files.spelling
     if expected is not None:
@@ -213,10 +213,10 @@ def _spelling(family: Family, name: str | None, files: ModelFiles) -> Spelling:
 
 
 def _with_known_axis(options: ToHuggingFace, arrays: Mapping[str, LazyArray], tree: Tree) -> ToHuggingFace:
-    """Return the options with the scan axis.
+    """Return the options with the scan axis filled in.
 
     Raises:
-        FormatError: Neither the user, the shapes nor a note determine the axis.
+        FormatError: The user, the shapes and the notes do not determine the axis.
     """
     if options.scan_axis is not None:
         return options
@@ -229,11 +229,11 @@ def _with_known_axis(options: ToHuggingFace, arrays: Mapping[str, LazyArray], tr
 def _with_config_from_settings(
     files: ModelFiles, options: ToHuggingFace, arrays: Mapping[str, LazyArray]
 ) -> ModelFiles:
-    """Return the files with a configuration made from the user's MaxText settings.
+    """Return the files with a configuration built from the user's MaxText settings.
 
     Raises:
         UsageError: A configuration already exists.
-        ConfigError: See `config_from_settings`.
+        ConfigError: As for `config_from_settings`.
     """
     if not options.maxtext_config:
         return files
@@ -250,7 +250,8 @@ def _with_config_from_settings(
         family=options.model.family,
         text_alone=options.spelling == TEXT,
     )
-    # Names follow the text model that the configuration describes, whatever the original model used.
+    # Use the names of the text model that the configuration describes, even if the original model used
+    # others.
     return replace(files, config=config, location=SETTINGS, spelling=None)
 
 
@@ -265,7 +266,7 @@ def named_parameters(tree: Tree, prefix: str | None) -> dict[str, LazyArray]:
     """Return the model's arrays by dotted names, without optimizer state and wrapping.
 
     Raises:
-        UsageError: No arrays exist below the prefix.
+        UsageError: There are no arrays below the prefix.
         FormatError: Several arrays would have the same name.
     """
     return by_name(
@@ -274,7 +275,7 @@ def named_parameters(tree: Tree, prefix: str | None) -> dict[str, LazyArray]:
 
 
 def _paths_below(tree: Tree, prefix: str | None) -> dict[TreePath, TreePath]:
-    """Map the paths of parameters below a prefix to the rest of each path."""
+    """Map the paths of parameters below a prefix to the remainders of the paths."""
     result = view_of(tree).parameters
     keys: TreePath = tuple(key for key in (prefix or "").replace(".", "/").split("/") if key)
     below = {path: path[len(keys) :] for path in result if path[: len(keys)] == keys}
@@ -290,7 +291,7 @@ def _paths_below(tree: Tree, prefix: str | None) -> dict[TreePath, TreePath]:
 
 
 def parameters_outside_model(tree: Tree, prefix: str | None) -> list[str]:
-    """List the learned arrays outside the model: collections, other models, and adapters."""
+    """List learned arrays outside the model: collections, other models, and adapters."""
     view, below = view_of(tree), _paths_below(tree, prefix)
     taken = {home for inner, home in view.homes.items() if inner in below}
     return [keystr(path) for path in view.of_role("parameter") if path in view.arrays and path not in taken]
@@ -298,14 +299,14 @@ def parameters_outside_model(tree: Tree, prefix: str | None) -> list[str]:
 
 @dataclass(frozen=True)
 class ModelRows:
-    """The parameters of a MaxText tree, and the rows of their model.
+    """The parameters of a MaxText tree and the rows of their model.
 
     Attributes:
-        arrays: The parameters, by dotted names.
+        arrays: The parameters by dotted names.
         family, table, spelling: The family, rows and spelling of the model; the rows have the layout of the
             tree.
-        scan_axis: The axis on which layers are stacked; None if none are.
-        config: The content of the model's `config.json`; None if it is unknown.
+        scan_axis: The axis on which layers are stacked; None if they are not stacked.
+        config: The parsed `config.json` of the model; None if unknown.
     """
 
     arrays: Mapping[str, LazyArray]
@@ -318,13 +319,13 @@ class ModelRows:
     def as_huggingface(self) -> Mapped:
         """Return the arrays under their Hugging Face names.
 
-        Raise CoverageError if they do not match the model.
+        Raises CoverageError if the arrays do not match the model.
         """
         return self.table.to_right(self.arrays, (VOCAB,))
 
 
 def model_rows(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> ModelRows:
-    """Return the rows of the model of a MaxText tree. See `to_huggingface` for errors."""
+    """Return the parameters of a MaxText tree with their model's rows; same errors as `to_huggingface`."""
     tree = with_scan_axis(tree, options.scan_axis)
     arrays = named_parameters(tree, options.prefix)
     refuse_quantized(arrays, tree.metadata.config, tree.metadata.location)

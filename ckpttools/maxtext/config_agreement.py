@@ -1,4 +1,4 @@
-"""Check that two configurations of one checkpoint give its arrays the same values."""
+"""Check that two configurations give the arrays of a checkpoint the same values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ckpttools.maxtext.layout import VOCAB
 from ckpttools.model_families.family import Family
 from ckpttools.model_families.registry import family_named, family_of, names_a_file
 
-# Flag -> the description, and the option that sets it.
+# Flag -> its description, and the option that sets it.
 _FLAG_CHOICES = {
     "interleaved": ("the order of rotary pairs", "rope_layout", "halves", " or interleaved"),
     "tied": ("how the output head is handled", "tied", "keep", ", drop or materialize"),
@@ -29,16 +29,16 @@ _FLAG_CHOICES = {
 def require_same_family(
     family: Family, config: Mapping[str, Any], location: str, carried: Mapping[str, Any]
 ) -> None:
-    """Raise if a configuration belongs to another family than the one that the checkpoint carries.
+    """Raise an error if a configuration belongs to another family than the one in the checkpoint.
 
     Args:
         family: The family of `config`.
         config: The configuration that is used.
-        location: Its location.
-        carried: The configuration that the checkpoint carries.
+        location: The location of `config`.
+        carried: The configuration in the checkpoint.
 
     Raises:
-        ConfigError: The carried configuration is of another family, or of an unknown one.
+        ConfigError: The configuration in the checkpoint belongs to another or an unknown family.
     """
     try:
         name = family_of(carried, location).name
@@ -59,20 +59,19 @@ def require_own_rows(
     location: str,
     convert: Callable[[Family], Mapping[str, LazyArray]],
 ) -> None:
-    """Raise if the family that the user names gives other values than the configuration's own family.
+    """Raise an error if the user's family gives other values than the configuration's own family.
 
-    A family file is always accepted, and so is a family that lists the model's type. Any family is accepted
-    if the rows of the configuration's own family do not match the arrays.
+    Family files are always accepted, and so are families that list the model's type. If the rows of the
+    configuration's own family do not match the arrays, any family is accepted.
 
     Args:
         named: The family that the user names, or None.
         config: The configuration of the checkpoint.
-        location: Its location.
-        convert: A function that converts the arrays with a family; raises CheckpointError if the family does
-            not match.
+        location: The location of the configuration.
+        convert: Converts the arrays with a family; raises CheckpointError if the family does not match.
 
     Raises:
-        ConfigError: The configuration's family matches the arrays as well, and converts them to different
+        ConfigError: The configuration's family also matches the arrays, and converts them to different
             values.
     """
     if named is None or names_a_file(named):
@@ -98,16 +97,16 @@ def require_own_rows(
 
 
 def require_same_values(mine: Table, carried: Table, arrays: Mapping[str, LazyArray], location: str) -> None:
-    """Raise if a configuration gives other values than the one that the checkpoint carries.
+    """Raise an error if a configuration gives other values than the one in the checkpoint.
 
     Args:
         mine: The rows bound to the configuration that is used.
-        carried: The same family's rows bound to the carried configuration.
+        carried: The same family's rows bound to the configuration in the checkpoint.
         arrays: MaxText arrays that match `mine`.
         location: The location of the configuration that is used.
 
     Raises:
-        ConfigError: They differ in a flag, or in a size that affects values.
+        ConfigError: The configurations differ in a flag, or in a size that affects values.
     """
     for name, flag in mine.flags.items():
         other = carried.flags.get(name)
@@ -127,7 +126,7 @@ def require_same_values(mine: Table, carried: Table, arrays: Mapping[str, LazyAr
 
 
 def _has_same_arrays(mine: Table, carried: Table, arrays: Mapping[str, LazyArray]) -> bool:
-    """Return whether both tables give the same arrays, or the carried configuration does not match them."""
+    """Return whether both tables give the same arrays, or the checkpoint's configuration does not match."""
     sizes = {**carried.sizes, **{axis: size for axis, size in mine.sizes.items() if axis == VOCAB}}
     try:
         other = replace(carried, sizes=sizes).to_right(arrays, (VOCAB,))
@@ -142,7 +141,7 @@ def _described_arrays(arrays: Mapping[str, LazyArray]) -> list[object]:
 
 
 def _flag_hint(flag: str) -> str:
-    """Return the hint for a contradicted flag; a general one for other contradictions."""
+    """Return the hint for a contradicted flag, or a general hint."""
     leave = f"leave {option('like')} out, or"
     if flag not in _FLAG_CHOICES:
         return f"{leave} use the model that this checkpoint came from"

@@ -27,7 +27,7 @@ from ckpttools.quantized.config import FIELD, declared_quantization
 from ckpttools.stores.registry import parse
 
 # Fields that do not affect a forward pass: names, versions, storage, training, generation, and the form of
-# results. All other fields count, so that unknown ones are never ignored.
+# results. All other fields are compared, so that unknown ones are never ignored.
 _HARMLESS = (
     "_*",
     "architectures",
@@ -86,13 +86,13 @@ _MISSING = "not stated"
 _ROPES = ("rope_scaling", "rope_parameters")
 _ROPE, _THETA = "rope_parameters", "rope_theta"
 _TYPE, _DEFAULT_TYPE = "rope_type", "default"
-# The two embeddings of DeepSeek-V4.
+# The two embeddings of DeepSeek V4.
 _V4_ROPES = ("main", "compress")
 # Layers with a window may have their own rotary embedding. Before transformers 5, Gemma 3 had a separate
 # field for its base, and OLMo 3 used the base of all layers.
 _LOCAL, _LOCAL_THETA = "sliding_attention", "rope_local_base_freq"
 _DEFAULT_LOCAL_THETA = 10000.0
-# A field that switches windows off, and the fields that then have no effect.
+# A field that turns windows off -> the fields that then have no effect.
 _WINDOWS, _WINDOW = "use_sliding_window", ("sliding_window", "max_window_layers")
 _POSITIONS = "max_position_embeddings"
 # Types of rotary embeddings that ignore the number of trained positions.
@@ -100,7 +100,7 @@ _PLAIN_ROPES = (None, _DEFAULT_TYPE, "linear", "llama3")
 
 
 def config_of(tree: Tree) -> Mapping[str, Any] | None:
-    """Return the configuration next to a model's weights or carried in its checkpoint, or None."""
+    """Return the configuration next to a model's weights or inside its checkpoint, or None."""
     if tree.metadata.config is not None:
         return tree.metadata.config
     if not tree.metadata.location:
@@ -114,11 +114,11 @@ def config_of(tree: Tree) -> Mapping[str, Any] | None:
 
 @dataclass(frozen=True, slots=True)
 class ConfigDifference:
-    """A field that two configurations state differently.
+    """A field whose value differs between two configurations.
 
     Attributes:
-        name: The field's name, with the parts that contain it.
-        one, other: Its values.
+        name: The name of the field, with its parent parts.
+        one, other: The two values.
         is_known: Whether the field is known to affect the computation. A field that no family reads may have
             no effect.
     """
@@ -136,10 +136,10 @@ class ConfigDifference:
 
 
 def config_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[ConfigDifference]:
-    """Return the fields in which two configurations describe different computations, or may do so.
+    """Return the fields in which two configurations describe, or may describe, different computations.
 
-    An absent field has the default of transformers for the type of the model. If that default is unknown,
-    an absent field differs from every stated value.
+    An absent field has transformers' default for the type of the model. If the default is unknown, an absent
+    field differs from every stated value.
     """
     one, other = dict(_fields(_with_defaults(a), "")), dict(_fields(_with_defaults(b), ""))
     names = sorted(one.keys() | other.keys())
@@ -158,7 +158,7 @@ def differing_fields(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
 
 
 def _shown(name: str, value: object) -> object:
-    """Return a value for messages. The default type of a rotary embedding is compared as absent."""
+    """Return a value as shown in messages; the default rotary embedding type is compared as absent."""
     return _DEFAULT_TYPE if value == _MISSING and name.endswith(f".{_TYPE}") else value
 
 
@@ -168,7 +168,7 @@ def _is_known(name: str) -> bool:
 
 @cache
 def _read_fields() -> frozenset[str]:
-    """Return the names of all fields that any family reads, without the parts that contain them."""
+    """Return the names of all fields that any family reads, without their parent parts."""
     fields = {"model_type", "head_dim", LAYER_TYPES, *_WINDOW, _WINDOWS, _POSITIONS, *compared_names()}
     for family in families().values():
         fields |= {name for names in family.sizes.values() for name in names if isinstance(name, str)}
@@ -178,7 +178,7 @@ def _read_fields() -> frozenset[str]:
 
 
 def _with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration with the defaults of transformers for absent fields."""
+    """Fill in transformers' defaults for absent fields of a configuration."""
     built = _merged(compared_fields(config), config)
     location = next((name for name in TEXT_PARTS if isinstance(nested_value(config, name), Mapping)), "")
     text = nested_value(built, location) if location else built
@@ -198,7 +198,7 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 
 
 def _fields(config: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    """Yield the relevant fields by full name. A null field is absent."""
+    """Yield the relevant fields by full name; a null field counts as absent."""
     part = _with_one_rope(config)
     heads, width = part.get("num_attention_heads"), part.get("hidden_size")
     if part.get("head_dim") is None and isinstance(heads, int) and isinstance(width, int) and heads > 0:
@@ -234,17 +234,17 @@ def _flat(value: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def _with_one_rope(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration with its rotary embedding in the form of transformers 5."""
+    """Convert the rotary embedding of a configuration to the form of transformers 5."""
     built = {name: value for name, value in config.items() if name not in (*_ROPES, _THETA)}
     scaling, stated = (dict(each) if isinstance(each := config.get(name), Mapping) else {} for name in _ROPES)
     kind, base = str(config.get("model_type")), config.get(_THETA)
     has_local = kind.startswith("gemma3") or kind == "olmo3"
     if has_local and _LOCAL not in stated and FULL_ATTENTION not in stated:
         stated = {}  # transformers ignores parameters that are not grouped by layer type
-    # Elsewhere the older name replaces the newer one.
+    # In other cases, the older name replaces the newer one.
     result = {**stated, **scaling} if has_local else scaling or stated
     if kind == "deepseek_v4" and not all(isinstance(result.get(name), Mapping) for name in _V4_ROPES):
-        # The parameters belong to compressed layers, and the base is a separate field.
+        # The parameters are for compressed layers, and the base is a separate field.
         result = {name: value for name, value in result.items() if name not in (*_V4_ROPES, _THETA)}
     local = result.pop(_LOCAL, None)
     if isinstance(result.get(FULL_ATTENTION), Mapping):
@@ -262,7 +262,7 @@ def _with_one_rope(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain_rope(stated: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a rotary embedding with the newer name of its type, and without a default type."""
+    """Return a rotary embedding with the newer name for its type, omitting a default type."""
     result = dict(stated)
     if "type" in result:
         result.setdefault(_TYPE, result.pop("type"))

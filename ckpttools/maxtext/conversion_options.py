@@ -1,4 +1,4 @@
-"""Options of the conversions between Hugging Face and MaxText."""
+"""Options of conversions between Hugging Face and MaxText."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ from ckpttools.stores.registry import LocationLike
 @validate_fields
 @dataclass(frozen=True, slots=True)
 class ToMaxText:
-    """The options of the conversion from Hugging Face to MaxText.
+    """Options of the conversion from Hugging Face to MaxText.
 
     Attributes:
-        scan: Stack the layers, as for MaxText's `scan_layers=true`.
-        scan_axis: The axis on which they are stacked (MaxText's `param_scan_axis`).
+        scan: Whether to stack the layers, as for MaxText's `scan_layers=true`.
+        scan_axis: The axis on which layers are stacked (MaxText's `param_scan_axis`).
         dtype: The dtype of all floating-point arrays; None keeps the stored dtypes.
-        exact: Store arrays in float32 if they would otherwise not convert back bit for bit.
+        exact: Whether to store arrays in float32 if they would otherwise not convert back bit for bit.
         maxtext: The version whose layout is written, a name in `ckpttools.maxtext.versions.VERSIONS`.
-        pad_vocab: The minimum number of embedding rows, padded with zeros; None for the model's own number.
+        pad_vocab: The minimum number of embedding rows, padded with zeros; None keeps the model's own number.
         model: The model options that the user set.
         drop: Patterns of source arrays to leave out.
-        text_only: Leave out the towers (vision, audio).
-        carry: Keep unconverted arrays (MTP layers, towers that are left out) in the checkpoint for the
-            reverse conversion.
-        leaves_out: Leave out arrays without a counterpart in MaxText without asking, because nothing is
-            written.
+        text_only: Whether to leave out the towers (vision, audio).
+        carry: Whether to keep unconverted arrays (MTP layers, towers that are left out) in the checkpoint for
+            the reverse conversion.
+        leaves_out: Whether to leave out arrays without a counterpart in MaxText without an error, because
+            nothing is written.
         read: Options for opening the source.
-        dequantize_like: How products of quantized weights and scales are rounded, as in
+        dequantize_like: How to round products of quantized weights and scales, as in
             `ckpttools.transforms.cast.Dequantize`.
-        quantized: How quantized weights are handled: "dequantize", or "keep" for FP8 as MaxText stores it.
+        quantized: How to handle quantized weights: "dequantize", or "keep" for FP8 as MaxText stores it.
     """
 
     scan: bool = True
@@ -90,25 +90,28 @@ TEXT = "text"
 @validate_fields
 @dataclass(frozen=True, slots=True)
 class ToHuggingFace:
-    """The options of the conversion from MaxText to Hugging Face.
+    """Options of the conversion from MaxText to Hugging Face.
 
     Attributes:
-        like: The directory of the original model, or a `config.json`; None for the carried configuration.
+        like: The directory of the original model, or a `config.json`; None uses the configuration in the
+            checkpoint.
         dtype: The dtype of all floating-point arrays; None keeps the stored dtypes.
-        prefix: The path of a model within a composite one, keys joined by "/"; only its arrays are written.
-        spelling: The spelling of names, "hub", "transformers" or "text"; None as in the original model.
-            "text" writes the text model of a multimodal one as a separate model, with its own configuration.
+        prefix: The path of a model within a composite one, with keys joined by "/"; only its arrays are
+            written.
+        spelling: The spelling of names: "hub", "transformers" or "text"; None keeps that of the original
+            model. "text" writes the text model of a multimodal one as a separate model, with its own
+            configuration.
         scan_axis: The axis on which layers are stacked, if the arrays do not show it.
         model: The model options that the user set.
-        carry: Copy arrays without a counterpart in MaxText from `like`.
-        padding_rows: How rows beyond the vocabulary are handled: "keep" writes them and enlarges the
-            vocabulary, "drop" leaves them out whatever their values; None leaves out zeros and refuses other
-            values.
+        carry: Whether to copy arrays without a counterpart in MaxText from `like`.
+        padding_rows: How to handle rows beyond the vocabulary: "keep" writes them and enlarges the
+            vocabulary, "drop" leaves them out regardless of their values; None leaves out zeros and refuses
+            other values.
         read: Options for opening the source.
-        quantized: How FP8 weights are handled: "keep" writes them with their scales, "dequantize" converts
-            them to plain values; None keeps them unless a dtype is given.
+        quantized: How to handle FP8 weights: "keep" writes them with their scales, "dequantize" converts them
+            to plain values; None keeps them unless a dtype is given.
         maxtext_config: The settings of the run, as passed to MaxText, from which `config.json` is built if
-            none was carried along.
+            the checkpoint has none.
     """
 
     like: LocationLike | None = None

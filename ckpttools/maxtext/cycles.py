@@ -1,4 +1,4 @@
-"""Plan how single layers are stacked: in one stack, or by their positions in a cycle."""
+"""Plan how single layers are stacked: in one stack, or by position in a cycle."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from ckpttools.maxtext.layers import LayerStack, single_layers
 from ckpttools.maxtext.layout import BLOCKS, DECODER, GLOBAL, LAYER, LAYERS, LOCAL, REMAINDER
 
 CycleNames = Literal["layers", "layer", "local-global", "layers-local-global", "blocks-layers"]
-# The contents of one layer: path below the layer -> shape and dtype.
+# The contents of a layer: path below the layer -> shape and dtype.
 Contents = Mapping[Path, tuple[Shape, DType]]
 
 # Single layers do not show the names of a cycle's positions. The scalar that scales a layer's output occurs
-# with one naming only; the decay of a gated delta rule with several, by model and version of MaxText.
+# with only one naming; the decay of a gated delta rule occurs with several, depending on the model and the
+# version of MaxText.
 _INFERRED_FROM: Mapping[str, CycleNames] = {"layer_scalar": "local-global"}
 _AMBIGUOUS_KEY = "A_log"
 # In DeepSeek V4, layers that route by a token table are never scanned.
 _UNSTACKED = "tid2eid"
-# Layers in one cycle that follows single layers; MaxText only has this in DeepSeek V4.
+# Layers of one cycle after single layers; in MaxText, only DeepSeek V4 has this.
 _PAIR_LENGTH = 2
 
 
@@ -35,7 +36,7 @@ class Cycle:
     """A cycle of layers.
 
     Attributes:
-        length: Layers in one repetition.
+        length: The number of layers in a repetition.
         names: The naming in MaxText: "layers" for layers/layers_{0..}, "layer" for layers/layer_{0..},
             "local-global" for scanned_blocks/{local_layers,global_layer}, "layers-local-global" for the same
             below layers, "blocks-layers" for scanned_blocks/layers_{0..} with single layers before the first
@@ -49,13 +50,13 @@ class Cycle:
 def plan_stacks(
     decoder: Mapping[Path, LazyArray], cycle: int | None = None, names: CycleNames | None = None
 ) -> tuple[LayerStack, ...]:
-    """Return the layout in which single layers are stacked.
+    """Plan the layout in which single layers are stacked.
 
     Args:
         decoder: The parameters below `decoder`.
-        cycle: The layers in one repetition; None to infer it from the contents of layers, with one stack if
-            all are the same. Ignored for groups with another name than `layers`.
-        names: See `Cycle.names`; None to infer it.
+        cycle: The number of layers in a repetition; None infers it from the contents of layers, giving one
+            stack if all are the same. Ignored for groups with other names than `layers`.
+        names: See `Cycle.names`; None infers it.
 
     Raises:
         FormatError: Layer indices are missing, or the naming of the cycle is unknown.
@@ -97,7 +98,7 @@ def _require_all_numbers(name: str, numbers: Sequence[int]) -> None:
 
 
 def _stacks_after_single_layers(layers: Sequence[Contents], length: int) -> list[LayerStack]:
-    """Return the stacks of complete cycles, after as few single layers as possible."""
+    """Return stacks of complete cycles after as few single layers as possible."""
     location = f"{DECODER}/{LAYERS}_{{0..{len(layers) - 1}}}"
     unstacked = sum(any(_UNSTACKED in path for path in layer) for layer in layers)
     num_scanned = len(layers) - unstacked
@@ -109,7 +110,7 @@ def _stacks_after_single_layers(layers: Sequence[Contents], length: int) -> list
             location=location,
             hint=f"set {option('cycle')} to the number of layers in a cycle",
         )
-    # If a cycle would start later by content, the layers before it end another cycle.
+    # If the contents would let a cycle start later, the layers before it are the end of another cycle.
     is_cut = first is not None and first > 0 and layers[first - 1] == layers[first - 1 + length]
     if first is None or is_cut or (unstacked and num_scanned % length):
         raise UsageError(
@@ -143,7 +144,7 @@ def _period(layers: Sequence[Contents]) -> int:
 
 
 def _require_equal_layers(name: str, layers: Sequence[Contents], length: int) -> None:
-    """Raise if layers at the same position of a cycle have different contents."""
+    """Raise an error if layers at the same position of a cycle have different contents."""
     for number, layer in enumerate(layers):
         first = number % length
         if layer != layers[first]:
@@ -156,7 +157,7 @@ def _require_equal_layers(name: str, layers: Sequence[Contents], length: int) ->
 
 
 def _differences(first: Contents, other: Contents) -> list[str]:
-    """Describe the differences of two layers, one line per path."""
+    """Describe how two layers differ, one line per path."""
     paths = [*first, *(path for path in other if path not in first)]
     return [
         f"{keystr(path)}: {_content_text(other.get(path))} and {_content_text(first.get(path))}"
@@ -181,7 +182,7 @@ def _inferred_names(layers: Sequence[Contents]) -> CycleNames:
 
 
 def _cycle_stacks(name: str, count: int, cycle: Cycle) -> list[LayerStack]:
-    """Return one stack per position, or one for all local layers, and the remainder."""
+    """Return one stack per position, or one for all local layers, plus the remainder."""
     repeats, left = divmod(count, cycle.length)
     if left and cycle.names in ("layer", "layers-local-global"):
         raise UsageError(f"{count} layers are not complete cycles of {cycle.length}")
@@ -193,7 +194,7 @@ def _cycle_stacks(name: str, count: int, cycle: Cycle) -> list[LayerStack]:
 def _block_stacks(
     top: str, name: str, cycle: Cycle, span: int, repeats: int | None, start: int
 ) -> list[LayerStack]:
-    """Return the stacks below one key."""
+    """Return the stacks below a key."""
     outer = () if repeats is None else (repeats,)
     starts = range(start, start + (repeats or 1) * cycle.length, cycle.length)
     if cycle.names not in ("local-global", "layers-local-global"):

@@ -1,4 +1,4 @@
-"""The rows of a family in the layout of one MaxText version. They are written for the newest one."""
+"""Convert the rows of a family to the layout of a MaxText version; they are written for the newest one."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def _by_position(group: Layers) -> Layers:
 
 
 def family_as_stored(family: Family, names: Collection[str]) -> Family:
-    """Return a family in the layout that matches most names of a tree, by default the newest.
+    """Return a family in the layout that matches most names of a tree; by default, the newest.
 
     Args:
         family: A family in the layout of the newest version.
-        names: The names of parameters, keys joined by dots.
+        names: The names of parameters, with keys joined by dots.
     """
 
     def fit(each: Family) -> int:
@@ -48,7 +48,7 @@ def family_as_stored(family: Family, names: Collection[str]) -> Family:
 
 
 def layouts_of(family: Family) -> list[Family]:
-    """Return a family in the distinct layouts of all versions, the newest first."""
+    """Return a family in each distinct layout of all versions, the newest first."""
     known: list[Family] = []
     for version in VERSIONS.values():
         known += [each] if (each := family_in(family, version)) not in known else []

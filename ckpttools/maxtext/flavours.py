@@ -1,10 +1,10 @@
-"""Flavors: the ways in which frameworks nest the same parameters.
+"""Flavors: how frameworks nest the same parameters.
 
     linen     params/params/decoder/layers/mlp/wi_0/kernel      also below a single `params`
     nnx       decoder/layers/mlp/wi_0/kernel/value              also below `model`
     nnx-rl    base/decoder/layers/mlp/wi_0/kernel/value         with or without `value`; others next to `base`
 
-A flavour is a prefix and a suffix of paths, so wrapping and unwrapping are inverse operations.
+A flavor is a prefix and a suffix of paths, so wrapping and unwrapping are inverse operations.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Flavour:
     """The keys before and after every parameter's path.
 
     Attributes:
-        name: The name; None if parameters are not wrapped.
-        prefix: The keys before the model's own.
-        suffix: The keys after them.
+        name: The name of the flavor; None if parameters are not wrapped.
+        prefix: The keys before the model's own keys.
+        suffix: The keys after the model's own keys.
     """
 
     name: FlavourName | None = None
@@ -35,17 +35,17 @@ class Flavour:
     suffix: Path = ()
 
     def wrapped(self, path: Path) -> Path:
-        """Return the path of a parameter in a tree of this flavour."""
+        """Return the path of a parameter in a tree of this flavor."""
         return (*self.prefix, *path, *self.suffix)
 
     def holds(self, path: Path) -> bool:
-        """Return whether this flavour wraps a path."""
+        """Return whether this flavor wraps a path."""
         start, end = len(self.prefix), len(path) - len(self.suffix)
-        # A wrapped path has keys of its own; only an unwrapped one may be empty.
+        # A wrapped path must have keys of its own; only an unwrapped path may be empty.
         return path[:start] == self.prefix and path[end:] == self.suffix and end >= start + bool(self.name)
 
     def unwrapped(self, path: Path) -> Path:
-        """Invert `wrapped` for a path that this flavour `holds`."""
+        """Invert `wrapped` for a path that this flavor `holds`."""
         return path[len(self.prefix) : len(path) - len(self.suffix)]
 
 
@@ -55,12 +55,12 @@ NNX = Flavour("nnx", (), (VALUE,))
 
 
 def flavour_of(paths: list[Path], mirrored: Path | None) -> Flavour:
-    """Return the flavour of parameters; `PLAIN` if no known framework wrapped them.
+    """Return the flavor of parameters; `PLAIN` if no known framework wrapped them.
 
     Args:
         paths: The paths of all parameters.
         mirrored: The prefix of the parameters that an optimizer mirrors, which decides if several sets are
-            wrapped in the same way.
+            wrapped the same way.
     """
     for linen in (LINEN, Flavour("linen", (PARAMS,))):
         if any(map(linen.holds, paths)):
@@ -75,7 +75,7 @@ def flavour_of(paths: list[Path], mirrored: Path | None) -> Flavour:
 
 
 def _within(paths: list[Path], key: str | int, otherwise: Flavour) -> Flavour:
-    """Return the flavour below a key, if it has one."""
+    """Return the flavor below a key, or `otherwise` if it has none."""
     below = [path for path in paths if str(path[0]) == str(key) and len(path) > 1]
     inner = flavour_of([path[1:] for path in below], None) if below else PLAIN
     return Flavour(inner.name, (*below[0][:1], *inner.prefix), inner.suffix) if inner.name else otherwise
@@ -86,7 +86,7 @@ def _suffix(paths: Iterable[Path]) -> Path:
 
 
 def linen_state(parameters: Mapping[Path, LazyArray], step: int, custom: Mapping[str, object]) -> Tree:
-    """Return parameters in the tree that MaxText's converter writes: a step, no optimizer state."""
+    """Return parameters as the tree that MaxText's converter writes: with a step, without optimizer state."""
     leaves: dict[Path, Leaf] = {
         STEP: Constant((), DTYPES["int64"], step.to_bytes(8, "little", signed=True)),
         **{LINEN.wrapped(path): array for path, array in parameters.items()},

@@ -1,6 +1,6 @@
-"""Convert Llama weights from the names of Meta's own code, which torchtitan also uses, to those of the Hub.
+"""Convert Llama weights with the names of Meta's code, which torchtitan also uses, to Hub names.
 
-Rows of queries and keys are reordered for this, which is exact.
+The conversion reorders the rows of queries and keys, which is exact.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def patterns_outside_model(tree: Tree, drop: Collection[str] = ()) -> list[str]:
-    """Return `patterns_of_others`, and patterns of a trainer's state next to the weights.
+    """Return `patterns_of_others`, and patterns for a trainer's state next to the weights.
 
     Args:
         tree: The tree of a PyTorch checkpoint.
@@ -68,21 +68,21 @@ def _pattern(name: str, own: Collection[str]) -> str:
 
 @cache
 def _rules() -> tuple[Rule, ...]:
-    """Return the rules from the names of Meta's own code, which few models have."""
+    """Build the rules for the names of Meta's code; few models need them."""
     from ckpttools.transforms.rename import Rule
 
     renamed = (Rule(*item) for item in (*REARRANGED, *RENAMED))
     return (*renamed, *(Rule(name, hub, optional=True) for name, hub in OPTIONAL))
 
 
-# A trainer stores a handful of dictionaries next to the model. Each is looked up in all names, twice: with
-# 10,000 names this takes 0.2 s for 32 dictionaries, and 6 s for 1,000, which no trainer writes.
+# A trainer stores a handful of dictionaries next to the model. Each is looked up in all names, twice. With
+# 10,000 names, this takes 0.2 s for 32 dictionaries, and 6 s for 1,000, which no trainer writes.
 _MAX_SIDE_DICTIONARIES = 32
 OTHER_MODELS_HINT = (
     "these are names of torchtitan or Meta's own code, which are supported for models with model_type llama: "
     f"rename others with rules for {action('remap')}, and note that the order of rotary pairs may differ"
 )
-"""The hint for such names with the configuration of another model."""
+"""The hint for Meta's names with the configuration of another model."""
 _NOT_LOADED = "which transformers and vLLM do not load"
 # The matrix of a linear layer.
 _FLAX_SUFFIX = ".kernel"
@@ -94,7 +94,7 @@ def has_llama_names(names: Iterable[str]) -> bool:
 
 
 def hub_name(name: str) -> str | None:
-    """Return the Hub name for a name of Meta's Llama code; None if there is none."""
+    """Return the Hub name for a name in Meta's Llama code; None if there is none."""
     for rule in _rules():
         filled = rule.match((name,))
         if filled and rule.target_template is not None:
@@ -103,10 +103,10 @@ def hub_name(name: str) -> str | None:
 
 
 def with_hub_names(tree: Tree) -> Transformed:
-    """Return the tree with the names and row order of the Hub, if it is a Llama model.
+    """Convert a Llama model with Meta's names to the names and row order of the Hub; keep other trees.
 
     Raises:
-        CheckpointError: The sizes in its configuration differ from those of its arrays.
+        CheckpointError: The sizes in the configuration differ from those of the arrays.
     """
     config = tree.metadata.config or {}
     pairs = _pairs(config) if config.get("model_type") in MODEL_TYPES else None
@@ -130,8 +130,8 @@ class ToHubNames:
         """Return the tree, unchanged if it already has Hub names.
 
         Raises:
-            FormatError: The tree is a MaxText tree, contains more than a model, has names behind a prefix, or
-                has names of Meta's own code without a configuration of a Llama model.
+            FormatError: The tree is a MaxText tree, has more than a model, has names with a prefix, or has
+                Meta's names without the configuration of a Llama model.
             CheckpointError: The sizes in the configuration differ from those of the arrays.
         """
         if view_of(tree).is_maxtext:
@@ -158,18 +158,18 @@ class ToHubNames:
 
 
 def only_model(tree: Tree, *, others: str, leaving: str, names: str) -> Transformed:
-    """Return a trainer's PyTorch model under Hub names. Refuse other arrays.
+    """Return a trainer's PyTorch model under Hub names, refusing other arrays.
 
     Args:
         tree: The model.
-        others: The message if the tree contains more than the model.
-        leaving: The hint for that case, with {} for options that leave the other arrays out.
-        names: The message if names of Meta's own code remain.
+        others: The message if the tree has more than the model.
+        leaving: The hint for that case, with {} for options that leave out the other arrays.
+        names: The message if Meta's names remain.
 
     Raises:
-        FormatError: One of these two cases; or the sizes in the configuration differ from those of the
-            arrays.
-        CheckpointError: The arrays cannot be divided into these sizes at all.
+        FormatError: The tree has more than the model, Meta's names remain, or the sizes in the configuration
+            differ from those of the arrays.
+        CheckpointError: The arrays cannot be divided into the sizes in the configuration.
     """
     location = tree.metadata.location or None
     bare = drop_states(tree)
@@ -188,10 +188,10 @@ def only_model(tree: Tree, *, others: str, leaving: str, names: str) -> Transfor
 
 
 def _require_sizes(tree: Tree) -> None:
-    """Raise FormatError if arrays under Hub names are larger or smaller than those of the model.
+    """Raise FormatError if arrays under Hub names have other sizes than those of the model.
 
-    Meta's own code writes one file per device, `consolidated.00.pth` and so on, with matrices cut into parts.
-    Such a file does not show that it is one of several.
+    Meta's code writes one file per device, `consolidated.00.pth` and so on, with matrices cut into parts. The
+    contents of such a file do not show that it is one of several.
     """
     config = tree.metadata.config or {}
     try:
@@ -212,7 +212,7 @@ def _require_sizes(tree: Tree) -> None:
 
 
 def with_name_remarks(tree: Tree) -> Transformed:
-    """Add remarks on how weights get names that can be loaded. Change nothing else."""
+    """Add remarks on how weights get names that can be loaded, without other changes."""
     return Transformed(tree, Notes(remarks=tuple(_name_remarks(tree))))
 
 
@@ -247,7 +247,7 @@ class HubModel(NamedTuple):
 
 
 def as_hub_model(tree: Tree, config: Mapping[str, Any] | None) -> HubModel:
-    """Return a trainer's PyTorch model under Hub names; the tree itself for other names.
+    """Return a trainer's PyTorch model under Hub names; return the tree itself if it has other names.
 
     Args:
         tree: The model; arrays outside it keep their names.
@@ -262,7 +262,7 @@ def as_hub_model(tree: Tree, config: Mapping[str, Any] | None) -> HubModel:
         try:
             hub = with_hub_names(built.with_metadata(config=config))
         except CheckpointError:
-            # The configuration has other sizes, so the names stay.
+            # The configuration has other sizes, so the names stay unchanged.
             return HubModel(built, remarks)
         if hub.notes.remarks:
             return HubModel(hub.tree, remarks + hub.notes.remarks)
@@ -289,12 +289,12 @@ def _pairs(config: Mapping[str, Any]) -> int | None:
 # `AutoModel.save_pretrained` and sentence-transformers save a backbone without `model.`. Trainers and
 # wrappers add `transformer.`, `language_model.` or `module.`. The rest of each name identifies the array.
 #
-# A wrapper adds at most this many keys: `base_model.model.`, `model.language_model.`.
+# Maximum number of keys that a wrapper adds: `base_model.model.`, `model.language_model.`.
 _MAX_KEYS = 3
 
 
 def with_family_names(tree: Tree, drop: Collection[str] = ()) -> Transformed:
-    """Give a tree the names of its family. Unchanged if they match already, or if several prefixes match.
+    """Give a tree the names of its family; no change if they already match, or if several prefixes match.
 
     Args:
         tree: A Hugging Face model.
@@ -339,7 +339,7 @@ def _recognizer(forms: FamilyKeys) -> Callable[[str], bool]:
 
 
 def _renamings(names: Sequence[str], strange: Sequence[str], forms: FamilyKeys) -> Iterator[dict[str, str]]:
-    """Yield the renamings that exchange one prefix and give all arrays distinct names of the family."""
+    """Yield renamings that exchange one prefix and give all arrays distinct names of the family."""
     is_known = _recognizer(forms)
     prefixes = {"", *(_layers_prefix(text) for text in forms.by_text)}
     for removed in _shared_prefixes(strange):
@@ -351,7 +351,7 @@ def _renamings(names: Sequence[str], strange: Sequence[str], forms: FamilyKeys) 
 
 
 def _rename(name: str, removed: str, added: str, is_known: Callable[[str], bool]) -> str:
-    """Exchange the prefix of a name. Only remove it if the family has such a name, like `lm_head.weight`."""
+    """Exchange a name's prefix; remove it only if the family has the rest as a name (`lm_head.weight`)."""
     bare = name.removeprefix(removed)
     return bare if is_known(bare) else added + bare
 
@@ -364,7 +364,7 @@ def _layers_prefix(text: str) -> str:
 
 
 def _shared_prefixes(names: Sequence[str]) -> Iterator[str]:
-    """Yield the prefixes that all names share: nothing, one key, or several."""
+    """Yield the prefixes that all names share: the empty prefix, one key, or several keys."""
     keys = [name.split(".") for name in names]
     for count in range(_MAX_KEYS + 1):
         heads = {tuple(parts[:count]) for parts in keys}

@@ -1,6 +1,6 @@
-"""Notes in a tree's metadata on how its layers are, or were, stacked, which the arrays do not show.
+"""Notes in a tree's metadata on how layers are or were stacked, which the arrays do not show.
 
-They are one key of the custom metadata, which MaxText and Orbax pass on unread:
+The notes are one key of the custom metadata, which MaxText and Orbax pass on unread:
 
     {"ckpttools": {
         "stacks": {"layers/layers_0": {"layers": [0, 6]}, "layers_remainder/layers_0": {"layers": 12}},
@@ -8,8 +8,8 @@ They are one key of the custom metadata, which MaxText and Orbax pass on unread:
         "first_axis": ["params/params/decoder/moe_layers/…/gate/bias"]}}
 
 `stacks` describes unstacked layers: the layers of each former stack, in nested lists as long as the stacked
-axes. `scan_axis` is the axis on which they were stacked; for stacked layers, the present axis, if shapes
-leave it open. `first_axis` names arrays with layers on axis 0 where the others have another axis.
+axes. `scan_axis` is the axis on which layers were stacked; for stacked layers, it is the current axis if
+shapes leave it open. `first_axis` names arrays with layers on axis 0 while other arrays have another axis.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class LayerNotes:
     """Notes on the layers of a tree.
 
     Attributes:
-        stacks: The former stacks; () if unknown.
-        scan_axis: The present or former axis of the layers; None if unknown.
-        first_axis: Names of arrays with layers on axis 0, keys joined by "/".
+        stacks: The former stacks; empty if unknown.
+        scan_axis: The current or former axis of the layers; None if unknown.
+        first_axis: Names of arrays with layers on axis 0, with keys joined by "/".
     """
 
     stacks: tuple[LayerStack, ...] = ()
@@ -43,7 +43,7 @@ class LayerNotes:
     first_axis: frozenset[str] = frozenset()
 
     def with_first_axis(self, names: frozenset[str]) -> LayerNotes:
-        """Return the notes with other names of arrays whose layers are on axis 0."""
+        """Return the notes with other names of arrays that have layers on axis 0."""
         return replace(self, first_axis=names)
 
 
@@ -58,7 +58,7 @@ def layer_notes(custom: Mapping[str, object]) -> LayerNotes:
 
 
 def with_layer_notes(tree: Tree, notes: LayerNotes) -> Tree:
-    """Return the tree with these notes instead of its own."""
+    """Replace the notes of a tree."""
     own = tree.metadata.custom.get(KEY)
     kept = (
         {k: v for k, v in own.items() if k not in (_STACKS, _AXIS, _FIRST)}
@@ -78,7 +78,7 @@ def first_axis_names(paths: Iterable[Path]) -> frozenset[str]:
 
 
 def notes_match(notes: LayerNotes, layers: Mapping[str, Collection[int]]) -> bool:
-    """Return whether the noted stacks consist of present layers, and cover all but the first ones.
+    """Return whether the noted stacks consist of existing layers, and cover all but the first ones.
 
     Args:
         notes: Notes with stacks.
@@ -121,7 +121,7 @@ def _stack(key: str, note: object) -> LayerStack | None:
 
 
 def _shape(nested: object) -> Shape | None:
-    """Return the shape of nested lists of numbers; None if they are ragged."""
+    """Return the shape of nested lists of numbers; None if the lists are ragged."""
     if type(nested) is int:
         return () if nested >= 0 else None
     if not isinstance(nested, Sequence) or isinstance(nested, str) or not nested:

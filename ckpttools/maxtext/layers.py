@@ -5,7 +5,7 @@
     layers/layers_{0..5}, layers_remainder/…   a cycle: a stack for each position, and single remaining layers
     scanned_blocks/{local_layers,global_layer}    a cycle: local layers have axes for blocks and for positions
 
-A `LayerStack` states which layers the arrays below a key hold, so one layout serves both directions.
+A `LayerStack` records which layers the arrays below a key contain, so one layout serves both directions.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from ckpttools.quantized.scales import scales_word
 
 @dataclass(frozen=True, slots=True)
 class LayerStack:
-    """A key below `decoder` and the layers in the arrays under it.
+    """A key below `decoder`, and the layers in the arrays below that key.
 
     Attributes:
         key: A key such as ("layers",) or ("layers", "layers_3").
         name: The name of single layers, before their index: `layers` in layers_7.
-        shape: Lengths of the stacked axes, outermost first; () if the key holds a single layer.
+        shape: Lengths of the stacked axes, outermost first; () for a single layer.
         numbers: The layer indices, in C order over `shape`.
     """
 
@@ -54,7 +54,7 @@ class LayerStack:
 
     @property
     def layer_keys(self) -> tuple[Path, ...]:
-        """Return the keys of these layers below `decoder` when they are single."""
+        """Return the keys that these layers have below `decoder` when they are not stacked."""
         return tuple((f"{self.name}_{number}",) for number in self.numbers)
 
 
@@ -64,7 +64,7 @@ def decoder_parameters(parameters: Mapping[Path, LazyArray]) -> dict[Path, LazyA
 
 
 def layer_key_slice(path: Path, known: Collection[Path]) -> slice | None:
-    """Return where in a path the key of its layers is, if it is one of `known`."""
+    """Return the slice of a path that is the key of its layers, if it is in `known`."""
     if DECODER not in path:
         return None
     start = path.index(DECODER) + 1
@@ -74,14 +74,14 @@ def layer_key_slice(path: Path, known: Collection[Path]) -> slice | None:
 # Layer names recur in each of their arrays, so results are cached.
 @lru_cache(maxsize=1 << 14)
 def split_number(key: str | int) -> tuple[str, int] | None:
-    """Split `layers_12` into ("layers", 12). Return None for keys without a number."""
+    """Split `layers_12` into ("layers", 12); return None for keys without a number."""
     name, underscore, digits = str(key).rpartition("_")
     plain = digits.isdecimal() and digits.isascii() and str(int(digits)) == digits
     return (name, int(digits)) if underscore and plain else None
 
 
 def single_layers(decoder: Iterable[Path]) -> dict[str, list[int]]:
-    """Return the numbers of single layers by name, ascending."""
+    """Return the sorted indices of single layers by name."""
     result: dict[str, set[int]] = {}
     for path in decoder:
         named = split_number(path[0]) if path else None
@@ -91,7 +91,7 @@ def single_layers(decoder: Iterable[Path]) -> dict[str, list[int]]:
 
 
 def stacked_keys(decoder: Iterable[Path]) -> dict[Path, int]:
-    """Map keys below `decoder` that hold stacks or remainders to the number of stacked axes."""
+    """Map the keys below `decoder` that have stacks or remainders to the number of stacked axes."""
     below: dict[str, set[str]] = {}
     for path in decoder:
         top = str(path[0]) if path else ""
@@ -120,10 +120,10 @@ def _position(key: str | int) -> int:
 
 
 def scan_axes(decoder: Mapping[Path, LazyArray]) -> tuple[int, ...]:
-    """Return the possible scan axes: those on which most arrays of a stack agree on a length.
+    """Return the possible scan axes: those on which most arrays of a stack agree about the length.
 
-    Ties are broken by a stacked norm, which has the axis of the final norm and one more. Several axes remain
-    if all lengths equal the number of layers, or if few arrays exist; none if no layers are stacked.
+    A stacked norm, which has the axis of the final norm and one more, breaks ties. Several axes remain if all
+    lengths equal the number of layers, or if there are few arrays; none remain if no layers are stacked.
     """
     stacked = {key: axes for key, axes in stacked_keys(decoder).items() if axes}
     below = {key: [a.shape for path, a in decoder.items() if path[: len(key)] == key] for key in stacked}
@@ -141,7 +141,7 @@ def scan_axis(decoder: Mapping[Path, LazyArray], noted: int | None = None) -> in
 
     Args:
         decoder: The parameters below `decoder`.
-        noted: The known axis, used if names and shapes leave several axes; otherwise 1.
+        noted: The noted axis, which is used if names and shapes leave several axes; None prefers axis 1.
     """
     axes = scan_axes(decoder)
     if noted in axes:
@@ -174,7 +174,7 @@ def stacked_lengths(decoder: Mapping[Path, LazyArray], key: Path, axis: int, axe
 
 
 def layer_stacks(decoder: Mapping[Path, LazyArray], axis: int) -> tuple[LayerStack, ...]:
-    """Return the layout of a decoder whose layers are stacked on `axis`, with its single layers.
+    """Return the layout of a decoder whose layers are stacked on `axis`, including single layers.
 
     Raises:
         FormatError: Positions of a cycle are missing.
@@ -199,7 +199,7 @@ def layer_stacks(decoder: Mapping[Path, LazyArray], axis: int) -> tuple[LayerSta
 
 
 def _stacked_shape(decoder: Mapping[Path, LazyArray], key: Path, axis: int, axes: int) -> Shape:
-    """Return the lengths of the stacked axes, on which all arrays below `key` agree."""
+    """Return the lengths of the stacked axes, checking that all arrays below `key` agree."""
     if not axes:
         return ()
     shapes = {path: array.shape for path, array in decoder.items() if path[: len(key)] == key}
@@ -224,7 +224,7 @@ def _stacked_shape(decoder: Mapping[Path, LazyArray], key: Path, axis: int, axes
 def is_scale_of_layer(path: Path, shape: Shape, stacked: Shape) -> bool:
     """Return whether an array is one weight scale per layer, which MaxText stacks on axis 0.
 
-    The `scale` of a norm has an axis of its own.
+    The `scale` of a norm has an additional axis.
 
     Args:
         path: The path of the array.
@@ -242,7 +242,7 @@ def _axis_hint(decoder: Mapping[Path, LazyArray], axis: int) -> str | None:
 
 
 def _numbered_stacks(top: str, name: str, shapes: Mapping[Path, Shape], start: int) -> list[LayerStack]:
-    """Return the stacks below one key: a single stack, a cycle, or local and global layers."""
+    """Return the stacks below a key: a single stack, a cycle, or local and global layers."""
     if (top,) in shapes:
         (shape,) = shapes.values()
         return [LayerStack((top,), name, shape, tuple(range(start, start + prod(shape))))]
@@ -286,11 +286,11 @@ class LayerGroup:
 
     Attributes:
         path: The location of the layers, such as "decoder/layers".
-        length: The number of single layers that it represents.
-        layout: How layers are arranged; "cycle" has a stack for each position of a cycle, "blocks" stacks
+        length: The number of single layers that the group represents.
+        layout: How layers are arranged; "cycle" has a stack for each position of a cycle, and "blocks" stacks
             positions of one kind on an extra axis.
-        cycle: Layers in one repetition.
-        remainder: Layers after the last complete repetition, which are stored separately.
+        cycle: The number of layers in a repetition.
+        remainder: The number of layers after the last complete repetition, which are stored separately.
     """
 
     path: str
@@ -301,7 +301,7 @@ class LayerGroup:
 
 
 def layer_groups(stacks: Iterable[LayerStack]) -> tuple[LayerGroup, ...]:
-    """Summarize a layout. A remainder belongs to the group before it."""
+    """Summarize a layout; a remainder belongs to the group before it."""
     by_top: dict[str, list[LayerStack]] = {}
     for stack in stacks:
         single = not stack.shape and len(stack.key) == 1

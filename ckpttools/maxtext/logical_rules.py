@@ -1,4 +1,4 @@
-"""MaxText's own sharding rules of weights: `logical_axis_rules` and `mesh_axes` of configs/base.yml, 0.2.5.
+"""MaxText's own sharding rules for weights: `logical_axis_rules` and `mesh_axes` of configs/base.yml, 0.2.5.
 
 Rules for activations and caches are left out, because checkpoints do not have such axes.
 """

@@ -1,7 +1,7 @@
 """Adjust the `config.json` of a model to match the weights that are written with it.
 
-This concerns their dtype, at the top level and in each part (`text_config`, `vision_config`), quantization,
-and whether the output head is a separate array.
+Adjustments cover the dtype (at the top level and in each part such as `text_config`), quantization, and
+whether the output head is a separate array.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ckpttools.quantized.weights import find_weights
 
 PREDICTION_FIELDS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 """Fields with the number of multi-token-prediction (MTP) layers, which follow the last layer."""
-# transformers writes `dtype` from version 5 on, and `torch_dtype` before.
+# transformers writes `dtype` since version 5, and `torch_dtype` before.
 _DTYPES = ("dtype", "torch_dtype")
 _ROWS = "vocab_size"
 _TEXT, _PART = "text_config", "_config"
@@ -39,7 +39,7 @@ _TEXT, _PART = "text_config", "_config"
 STRICT_LISTS = ("layer_types", "mlp_layer_types")
 # Words in the array names of a tower.
 _TOWERS = {"vision_config": ("vision", "visual"), "audio_config": ("audio",)}
-# Parts that contain a text model of their own.
+# Parts that have a text model of their own.
 _TEXT_MODEL_PARENTS = ("thinker_config",)
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 # Top-level fields of a multimodal configuration that belong to the text model.
@@ -76,7 +76,7 @@ class WeightsConfig:
 
         Args:
             config: The configuration with its quantization fields.
-            arrays: The arrays that are written with it, by name.
+            arrays: The arrays that are written with the configuration, by name.
             original: The model's own configuration, which may state other dtypes.
         """
         built = config_for_weights(_with_original_dtypes(config, original), arrays)
@@ -96,13 +96,13 @@ def config_for_weights(
     tied_by: FlagRule | None = None,
     vocab: int | None = None,
 ) -> WeightsConfig:
-    """Return a configuration adjusted to match these arrays.
+    """Return a configuration that is adjusted to match these arrays.
 
     Args:
         config: The parsed `config.json` of the model.
         arrays: The arrays that are written with the configuration, by name.
         tied: Whether the model has no separate output head; None keeps the stated value.
-        tied_by: The rule with the fields that state this.
+        tied_by: The rule with the fields that state whether the head is separate.
         vocab: The number of vocabulary rows; None keeps the stated value.
     """
     built = json.loads(json.dumps(config))
@@ -123,7 +123,7 @@ def config_for_weights(
 
 
 def _has_plain_arrays(arrays: Mapping[str, LazyArray], config: Mapping[str, Any]) -> bool:
-    """Return whether no quantized weights remain, of known or unknown schemes."""
+    """Return whether no quantized weights remain, in known or unknown schemes."""
     return not (find_weights(arrays, config) or signs_of_scheme(arrays, config))
 
 
@@ -157,7 +157,7 @@ def _is_dtype_change(change: str) -> bool:
 
 
 def _with_original_dtypes(config: Mapping[str, Any], original: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration with the dtypes that the original states."""
+    """Return a configuration with the dtypes that the original configuration states."""
     parts = {
         name: _with_original_dtypes(part, original[name])
         for name, part in config.items()
@@ -170,13 +170,14 @@ def _with_original_dtypes(config: Mapping[str, Any], original: Mapping[str, Any]
 def _has_known_scales(main: DType, arrays: Mapping[str, LazyArray]) -> bool:
     """Return whether the array values are the weights themselves.
 
-    Stored float8 may have lost its scales, and a configuration that states float8 declares none.
+    Stored float8 arrays may have lost their scales, and a configuration that states float8 does not declare
+    scales.
     """
     return is_plain(main) or not any(_is_stored(array) for array in arrays.values() if array.dtype == main)
 
 
 def _is_stored(array: LazyArray) -> bool:
-    """Return whether numbers are stored in their dtype, not cast to it."""
+    """Return whether an array is stored in its dtype, not cast to it."""
     return all(item.dtype == array.dtype and _is_stored(item) for item in source_arrays(array))
 
 
@@ -192,7 +193,7 @@ def _contains_any(key: str, words: Iterable[str]) -> bool:
 
 
 def _main_dtype(arrays: Mapping[str, LazyArray]) -> DType | None:
-    """Return the dtype of most elements, without towers."""
+    """Return the dtype of most elements, without those of towers."""
     words = [word for tower in _TOWERS.values() for word in tower]
     own = {key: array for key, array in arrays.items() if not _contains_any(key, words)} or arrays
     count: Counter[DType] = Counter()
@@ -202,7 +203,7 @@ def _main_dtype(arrays: Mapping[str, LazyArray]) -> DType | None:
 
 
 def _with_tied(config: dict[str, Any], tied: bool, rule: FlagRule) -> Iterator[str]:
-    """Set every field that states tied embeddings, and yield the changes."""
+    """Set every field that states whether embeddings are tied, and yield the changes."""
     fields = [name for name in rule.field if states_field(config, name)]
     for name in fields:
         yield from _with_field(config, name, tied)
@@ -241,7 +242,7 @@ def config_parts(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[
 
 
 def _with_layer_lists(config: dict[str, Any]) -> Iterator[str]:
-    """Give lists of `STRICT_LISTS` one entry per layer, if the missing entries are known."""
+    """Give the lists in `STRICT_LISTS` one entry per layer if the missing entries are known."""
     for prefix, part in config_parts(config):
         count = part.get("num_hidden_layers")
         if type(count) is not int or count < 1:
@@ -262,7 +263,7 @@ def _text_parts(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def absent_towers(config: Mapping[str, Any], names: Collection[str]) -> tuple[str, ...]:
-    """Return the fields of described towers without arrays, such as `vision_config`."""
+    """Return the fields, such as `vision_config`, that describe towers without arrays."""
     result = []
     for field, part in config.items():
         if field in _TOWERS and part and not any(_contains_any(name, _TOWERS[field]) for name in names):
@@ -273,7 +274,7 @@ def absent_towers(config: Mapping[str, Any], names: Collection[str]) -> tuple[st
 
 
 def absent_mtp_field(config: Mapping[str, Any], names: Collection[str]) -> str | None:
-    """Return the field that declares MTP layers if none of their arrays is present."""
+    """Return the field that declares MTP layers if the arrays have none."""
     field = next((field for field in PREDICTION_FIELDS if config.get(field)), None)
     layers = config.get("num_hidden_layers")
     if field is None or not isinstance(layers, int):
@@ -283,7 +284,7 @@ def absent_mtp_field(config: Mapping[str, Any], names: Collection[str]) -> str |
 
 
 def absent_layers(config: Mapping[str, Any], names: Collection[str]) -> set[int]:
-    """Return the declared layers that have no arrays; none if names have no layers."""
+    """Return the declared layers that have no arrays; empty if names have no layers."""
     around = _text_model_parents(config)
     texts = [item[_TEXT] for item in around if isinstance(item.get(_TEXT), Mapping)]
     count, there = (*texts, config)[0].get("num_hidden_layers"), set(_layers(names))
@@ -300,7 +301,7 @@ def _layers(names: Iterable[str]) -> Iterator[int]:
 
 
 def text_config(config: Mapping[str, Any], spelling: Spelling) -> dict[str, Any] | None:
-    """Return the text model's configuration within a multimodal one; None for a text-only model.
+    """Return the text model's configuration in a multimodal one; None for a text-only model.
 
     Args:
         config: The multimodal configuration.
@@ -325,12 +326,12 @@ def text_config(config: Mapping[str, Any], spelling: Spelling) -> dict[str, Any]
 
 
 def refuse_lost_parts(family: Family, names: Collection[str], location: str) -> None:
-    """Raise if a conversion would silently lose a part of the model.
+    """Raise an error if a conversion would silently lose a part of the model.
 
     Args:
         family: The family of the model.
         names: The arrays that the reverse conversion would lack.
-        location: The model's location, for messages.
+        location: Location of the model, for messages.
 
     Raises:
         CoverageError: The arrays include a part of the model.
@@ -355,13 +356,13 @@ def refuse_lost_parts(family: Family, names: Collection[str], location: str) -> 
 def without_absent_parts(
     family: Family, config: WeightsConfig, names: Collection[str], location: str
 ) -> WeightsConfig:
-    """Return a configuration that declares no part without arrays.
+    """Return a configuration that does not declare parts without arrays.
 
     Args:
         family: The family of the model.
-        config: The configuration that describes it.
-        names: The names of the arrays that are written with it.
-        location: The configuration's location, for messages.
+        config: The configuration of the model.
+        names: The names of the arrays that are written with the configuration.
+        location: Location of the configuration, for messages.
 
     Raises:
         ConfigError: Only some of the parts that a field declares exist.
@@ -388,7 +389,7 @@ def without_absent_parts(
 
 
 def _set_false(config: dict[str, Any], field: str) -> str:
-    """Set a field to false, and describe the change."""
+    """Set a field to false, and return a description of the change."""
     within, _, last = field.rpartition(".")
     target = nested_value(config, within) if within else config
     target[last] = False
@@ -396,6 +397,6 @@ def _set_false(config: dict[str, Any], field: str) -> str:
 
 
 def prediction_layers(config: Mapping[str, Any]) -> int:
-    """Return how many MTP layers a configuration states; 0 if it states no number."""
+    """Return the number of MTP layers that a configuration states; 0 if it does not state one."""
     stated = (config.get(name) for name in PREDICTION_FIELDS)
     return sum(number for number in stated if isinstance(number, int))

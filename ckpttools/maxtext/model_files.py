@@ -1,4 +1,4 @@
-"""The files of a model besides its weights: next to them, carried along, or where the user says."""
+"""The files of a model besides its weights: next to them, in the checkpoint, or chosen by the user."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ _COMPLETE_MODEL = "the directory of the complete model"
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """Configuration, tokenizer and arrays of the model a checkpoint came from.
+    """Configuration, tokenizer and arrays of the model that a checkpoint came from.
 
     Attributes:
         config: The parsed `config.json`, or None.
         location: The location of the configuration, for messages.
-        sidecars: Name -> file with the model's own bytes, inspected before it was read.
-        carried: Arrays that were carried along, by name.
-        weights: Arrays of the original model, if it is available.
-        fault: The reason why they cannot be read from the location that the user names; None if they can.
-        spelling: The spelling of names in its files, if recorded.
-        overruled: The configuration that the checkpoint carries, if another one is used.
+        sidecars: Name -> file of the model, whose status was recorded before it was read.
+        carried: Arrays that the checkpoint keeps for the reverse conversion, by name.
+        weights: Arrays of the original model, if available.
+        fault: The reason why the weights cannot be read from the user's location; None if they can.
+        spelling: The spelling of names in the model's files, if recorded.
+        overruled: The configuration in the checkpoint, if another one is used.
         rope_layout: The order of rotary pairs that the user chose when the checkpoint was created, if any.
         dtypes: Name in the family's rows -> dtype of the array in the original model, if recorded.
         family: The family that the user named when the checkpoint was created, or the name of the file that
@@ -68,7 +68,7 @@ class ModelFiles:
 
     @classmethod
     def of(cls, tree: Tree, like: LocationLike | None) -> ModelFiles:
-        """Return the files of the model of `tree`, from `like` or carried along.
+        """Return the files of the model of `tree`, from `like` or from the checkpoint.
 
         Raises:
             StorageError, ConfigError: The files that `like` names do not exist, or are not a configuration.
@@ -107,11 +107,11 @@ class ModelFiles:
         try:
             return replace(known, weights=_model_arrays(path))
         except FormatError as error:
-            # There may be a configuration only, or an index without the files that it names.
+            # There may be only a configuration, or an index without the files that it names.
             return replace(known, fault=error)
 
     def require_weights(self) -> None:
-        """Raise if the weights of a model that a user named are missing or damaged.
+        """Raise an error if the weights of a model that the user named are missing or damaged.
 
         Raises:
             FormatError: The weights are missing or damaged.
@@ -134,7 +134,7 @@ class ModelFiles:
 
 
 def carried_arrays(tree: Tree) -> Mapping[str, LazyArray]:
-    """Return the Hugging Face arrays that a MaxText checkpoint carries, dequantized, by name."""
+    """Return the Hugging Face arrays that a MaxText checkpoint keeps, dequantized, by name."""
     if not tree.metadata.location:
         return {}
     directory = parse(tree.metadata.location) / SIDECARS
@@ -148,7 +148,7 @@ def carried_arrays(tree: Tree) -> Mapping[str, LazyArray]:
 
 
 def carried_as_stored(tree: Tree) -> dict[str, LazyArray]:
-    """Return the arrays that a MaxText checkpoint carries, under the names of the plan that wrote them."""
+    """Return the arrays that a MaxText checkpoint keeps, under the names in the plan that wrote them."""
     if not tree.metadata.location:
         return {}
     carried = _carried_arrays(parse(tree.metadata.location) / SIDECARS)
@@ -162,8 +162,8 @@ def sidecars_of(tree: Tree) -> Sidecars:
         return Sidecars()
     files = files_of_model(directory)
     if has_sidecars(tree):
-        # Adapter files next to a complete model are left over from a merge. With the adapter's configuration
-        # alone, transformers cannot load the copy.
+        # Adapter files next to a complete model are left over from a merge. transformers could not load a
+        # copy that has the adapter's configuration but not its weights.
         is_left_over = ADAPTER in files and CONFIG in files and not has_adapter(tree)
         return Sidecars({name: file for name, file in files.items() if not is_left_over or name != ADAPTER})
     if (directory / RECORD).is_file():
@@ -172,7 +172,7 @@ def sidecars_of(tree: Tree) -> Sidecars:
 
 
 def has_sidecars(tree: Tree) -> bool:
-    """Return whether sidecars are next to the weights, as in Hugging Face's directories."""
+    """Return whether sidecars are next to the weights, as in Hugging Face directories."""
     location = parse(tree.metadata.location)
     return sidecars_at(tree) == location.folder()
 
@@ -190,12 +190,12 @@ def stale_files(
 ) -> list[str]:
     """Return the files that describe a quantization which the weights no longer have.
 
-    Loaders read them before the configuration.
+    Loaders read such files before the configuration.
 
     Args:
         names: The names of the files next to a model.
         built: The arrays that are written.
-        before, after: The configuration next to these files, and the one that is written; None if unchanged.
+        before, after: The configuration next to the files, and the one that is written; None if unchanged.
     """
     is_same = after is None or declared_quantization(before) == declared_quantization(after)
     return [] if is_same and quantized_view(built).weights else [name for name in names if name in FILES]
@@ -221,7 +221,7 @@ def record_bytes(spelling: str, model: ModelOptions, dtypes: Mapping[str, str]) 
 
 
 def _recorded_options(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the recorded options that apply to any configuration."""
+    """Return the recorded options that apply with any configuration."""
     dtypes = record.get("dtypes")
     return {
         "rope_layout": record.get("rope_layout"),
@@ -232,7 +232,7 @@ def _recorded_options(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_record(directory: Location) -> Mapping[str, Any]:
-    """Return the record of the conversion to MaxText."""
+    """Read the record of a conversion to MaxText."""
     path = directory / RECORD
     declared = read_json(path) if path.is_file() else {}
     for name in ("spelling", "rope_layout", "tied", "family"):
@@ -260,7 +260,7 @@ def config_bytes(files: ModelFiles, built: WeightsConfig) -> bytes:
     """Return the `config.json` to write: the model's own bytes if they are still correct."""
     if not built.changes and CONFIG in files.sidecars:
         content = read_file(files.sidecars[CONFIG])
-        # Fields that were left out during the conversion do not count as changes.
+        # Fields that the conversion left out do not count as changes.
         if json.loads(content) == built.config:
             return content
     return built.to_json()

@@ -27,11 +27,11 @@ class ModelOptions:
     """The model options that the user set.
 
     Attributes:
-        family: The name of the family whose rows are used, or a file that describes one; None to follow
+        family: The name of the family whose rows are used, or a file that describes one; None follows
             `model_type`.
-        rope_layout: "halves" or "interleaved"; None as the configuration implies.
-        tied: How the output head is handled: "keep" follows the existing arrays, "drop" leaves it out,
-            "materialize" creates it from the embedding; None to follow the configuration.
+        rope_layout: "halves" or "interleaved"; None follows the configuration.
+        tied: How to handle the output head: "keep" follows the existing arrays, "drop" leaves it out,
+            "materialize" creates it from the embedding; None follows the configuration.
     """
 
     family: str | None = None
@@ -44,7 +44,7 @@ class ModelOptions:
 
 
 def check_choice(what: str, value: str | None, choices: Collection[str]) -> None:
-    """Raise UsageError if a value is not among the choices. None is always allowed."""
+    """Raise UsageError if a value is not among the choices; None is always allowed."""
     if value is not None and value not in choices:
         raise UsageError(f"unknown {what} {value!r}", expected="one of " + ", ".join(choices))
 
@@ -54,7 +54,7 @@ def family_for(config: Mapping[str, object] | None, options: ModelOptions, locat
 
     Raises:
         ConfigError: The configuration is missing or does not state a type, or no family has its type.
-        UnknownNameError: A family with this name does not exist.
+        UnknownNameError: There is no family with this name.
         CheckpointError: The user's file does not describe a family.
     """
     if options.family is not None:
@@ -65,12 +65,12 @@ def family_for(config: Mapping[str, object] | None, options: ModelOptions, locat
 def require_config(
     config: Mapping[str, object] | None, location: str, hint: str | None = None
 ) -> Mapping[str, object]:
-    """Return `config`; raise if it is None.
+    """Return `config`, or raise an error if it is None.
 
     Args:
         config: The configuration of the model, if known.
         location: The location of the weights.
-        hint: The alternative; None for a hint on how to add the configuration.
+        hint: The hint of the error; None for a hint on how to add the configuration.
 
     Raises:
         ConfigError: The configuration is None.
@@ -108,7 +108,7 @@ def rope_flags(family: Family, options: ModelOptions) -> dict[str, Flag]:
     """Return the flags that the user sets.
 
     Raises:
-        UsageError: The family does not have this choice.
+        UsageError: The family does not support this choice.
     """
     if options.rope_layout is None:
         return {}

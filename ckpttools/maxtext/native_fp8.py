@@ -1,7 +1,7 @@
-"""FP8 in MaxText's format: each quantized leaf has its scales next to it, `kernel` and `kernel_scale`.
+"""FP8 in MaxText's format: each quantized leaf has its scales next to it, as in `kernel` and `kernel_scale`.
 
 The grid of scales has the axes of the kernel, with one element per block on each axis. An axis that is
-shorter than a block has one scale for each coordinate. Scales of entire arrays only have the axes on which
+shorter than a block has one scale for each coordinate. Scales of entire arrays have only the axes on which
 layers and experts are stacked.
 """
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ckpttools.quantized.schemes.base import Weight
 
 Quantized = Literal["dequantize", "keep"]
-"""Ways to handle quantized weights."""
+"""How to handle quantized weights."""
 QUANTIZED: tuple[Quantized, ...] = ("dequantize", "keep")
 SCALE = "_scale"
 IGNORES_SCALES = (
@@ -44,27 +44,27 @@ IGNORES_SCALES = (
     "with the unscaled values, without an error"
 )
 """Measured."""
-# The dtypes that MaxText accepts as quantized.
+# The dtypes that MaxText accepts for quantized weights.
 CODES = frozenset(("float8_e4m3fn", "float8_e5m2"))
 # Modules of latent attention, which 0.2.5 creates without a block size.
 _WITHOUT_BLOCKS = frozenset(("wq_a", "wq_b", "wkv_a", "wkv_b"))
-# The dtypes in which MaxText multiplies by scales; others are cast to float32, which holds all of their
-# values.
+# The dtypes in which MaxText multiplies by scales. Scales in other dtypes are cast to float32, which can
+# represent all their values.
 _SCALES = frozenset(("float32", "bfloat16"))
 
 
 @dataclass(frozen=True)
 class ScaleGrids:
-    """The scales of a table's weights on the other side.
+    """The scales of a table's weights in the other format.
 
     Attributes:
         table: The same rows, but without value ops for quantized weights.
         scales: Target key of a weight -> its scales.
         values: Notes about changed scales.
-        problems: A line for each kind of weight whose scales the other side cannot represent.
+        problems: A line for each kind of weight whose scales the other format cannot represent.
         misfits: A line for each kind of weight whose grid `fits` reports as a misfit.
-        cells: Target key -> the scales of cells, and the number of cells in a block on the last two axes, for
-            blocks of several cells. All cells of a block must be equal.
+        cells: For blocks of several cells, target key -> the scales of cells, and the number of cells in a
+            block on the last two axes. All cells of a block must be equal.
     """
 
     table: Table
@@ -84,8 +84,8 @@ class KeptWeights:
         scales: Name of a weight -> its scales.
         sounds: Name of a weight -> a function that checks its scales.
         aside: Name -> array that is not in `tree`.
-        block: Elements of a block; None if each weight has one scale.
-        notes: Notes on the values of scales.
+        block: The shape of a block; None if each weight has one scale.
+        notes: Notes about the values of scales.
     """
 
     tree: Tree
@@ -101,9 +101,10 @@ def split_quantized(tree: Tree) -> KeptWeights:
 
     Raises:
         UsageError: No weight is quantized.
-        FormatError: Weights have a scheme that MaxText does not support, or lack scales; lists all of them.
+        FormatError: Weights have a scheme that MaxText does not support, or lack scales. The message lists
+            them.
     """
-    # Few models are quantized, and few of these stay so.
+    # Few models are quantized, and few of those stay quantized.
     from ckpttools.quantized.dequantizable import unreadable_error
     from ckpttools.quantized.scale_checks import scale_check_of
 
@@ -191,7 +192,7 @@ def refusal_error(lines: Sequence[str], config: Mapping[str, Any] | None, locati
 def refused_weights(
     problems: Sequence[str], config: Mapping[str, Any] | None, location: str
 ) -> Iterator[None]:
-    """Raise `refusal_error` for problems after everything that the table refuses is known."""
+    """Raise `refusal_error` for problems, but only after everything that the table refuses is known."""
     try:
         yield
     except ShapeError as error:
@@ -203,7 +204,7 @@ def refused_weights(
 
 
 def native_grids(table: Table, arrays: Mapping[str, LazyArray], kept: KeptWeights) -> ScaleGrids:
-    """Return the scales for MaxText's kernels, and the table without value operations on quantized values.
+    """Return the scales for MaxText's kernels, and the table without value ops for quantized weights.
 
     Args:
         table: The table of the model.
@@ -230,7 +231,7 @@ def scale_pairs(arrays: Mapping[str, LazyArray]) -> dict[str, str]:
     """Map the quantized leaves of a MaxText tree to their scales.
 
     Args:
-        arrays: Arrays by dotted names, without the suffix of NNX.
+        arrays: Arrays by dotted names, without NNX's suffix.
     """
     return {
         name: name + SCALE
@@ -288,8 +289,8 @@ class Native:
         arrays: Arrays by dotted names, without scales.
         scales: Name of a quantized leaf -> its scales.
         sounds: Name of a quantized leaf -> a function that checks its scales.
-        block: Elements of a block; None if each leaf has one scale.
-        notes: Notes on the effect of dequantization on values.
+        block: The shape of a block; None if each leaf has one scale.
+        notes: Notes about the effect of dequantization on values.
     """
 
     arrays: Mapping[str, LazyArray]
@@ -309,13 +310,13 @@ def native_parameters(
 
     Args:
         arrays: Arrays by dotted names.
-        config: The model's configuration, which may state the block size; otherwise, the grids of scales show
-            it.
+        config: The model's configuration, which may state the block size; otherwise it is inferred from the
+            grids of scales.
         location: The location of the model, for messages.
-        dtype: The dtype of the dequantized values; None to keep the leaves quantized.
+        dtype: The dtype of the dequantized values; None keeps the leaves quantized.
 
     Raises:
-        FormatError: Scales do not fit, or are not numeric; the error lists all of them.
+        FormatError: Scales do not fit or are not numeric. The message lists them.
     """
     pairs = scale_pairs(arrays)
     if not pairs:
@@ -339,7 +340,7 @@ def native_parameters(
 def block_of(
     arrays: Mapping[str, LazyArray], scales: Mapping[str, LazyArray], config: Mapping[str, Any] | None
 ) -> Block | None:
-    """Return the block size from the configuration, else the largest group that shares a scale.
+    """Return the block size from the configuration, or the largest group that shares a scale.
 
     Args:
         arrays: Arrays by dotted names.
@@ -347,7 +348,7 @@ def block_of(
         config: The model's configuration.
 
     Returns:
-        None if each leaf has one scale.
+        The block size; None if each leaf has one scale.
     """
     gridded = {name: item for name, item in scales.items() if item.ndim == arrays[name].ndim}
     if not gridded:
@@ -371,9 +372,9 @@ def block_of(
 def hugging_face_grids(
     table: Table, arrays: Mapping[str, LazyArray], native: Native, cut: Collection[str] = ()
 ) -> ScaleGrids:
-    """Return the scales of Hugging Face's weights, and the table without value operations.
+    """Return the scales of Hugging Face's weights, and the table without value ops.
 
-    Several scales that become the scale of one block are read, because they must be equal.
+    If several scales become the scale of one block, they are read, because they must be equal.
 
     Args:
         table: The table of the model.
@@ -388,7 +389,7 @@ def hugging_face_grids(
 def unread_grids(
     table: Table, arrays: Mapping[str, LazyArray], native: Native, cut: Collection[str] = ()
 ) -> ScaleGrids:
-    """Return `hugging_face_grids` without reading any scale."""
+    """Return the result of `hugging_face_grids` without reading any scales."""
     scales = {name: item for name, item in native.scales.items() if name in arrays}
     if not scales:
         return ScaleGrids(table, {})
@@ -428,9 +429,9 @@ def with_quantization_config(
 
     Args:
         config: The model's configuration.
-        arrays: All arrays that are written with it, by name.
+        arrays: All arrays that are written with the configuration, by name.
         weights: Names of the quantized weights -> their scales.
-        block: Elements of a block.
+        block: The shape of a block.
     """
     size = list(block) if block else None
     declared = declared_quantization(config) or {}

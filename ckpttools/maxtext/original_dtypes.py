@@ -1,7 +1,7 @@
 """Restore the dtypes that arrays had before a conversion to MaxText changed their values.
 
-Changed values may be stored in a wider dtype, and the reverse conversion rounds them to the most common dtype
-of the model. Other original dtypes are recorded with the arrays and used for rounding.
+Changed values may be stored in a wider dtype. The reverse conversion rounds them to the most common dtype of
+the model, or to their original dtype if that is different and was recorded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _DIGITS = str.maketrans("", "", "0123456789")
 
 
 def main_dtype(arrays: Mapping[str, LazyArray], changed: Collection[str]) -> DType | None:
-    """Return the dtype of most elements of unchanged float arrays; None if there are none.
+    """Return the dtype of most elements of unchanged float arrays; None if there are no such arrays.
 
     Args:
         arrays: Arrays by name.
@@ -35,11 +35,11 @@ def main_dtype(arrays: Mapping[str, LazyArray], changed: Collection[str]) -> DTy
 def recorded_dtypes(
     arrays: Mapping[str, LazyArray], changed: Collection[str], plain: Callable[[str], str]
 ) -> dict[str, str]:
-    """Return the dtypes of changed arrays that differ from the main dtype, to be recorded.
+    """Return the dtypes of changed arrays that differ from the main dtype and must be recorded.
 
     Args:
-        arrays, changed: See `main_dtype`.
-        plain: A function that returns the name under which an array is recorded.
+        arrays, changed: As for `main_dtype`.
+        plain: Returns the name under which an array is recorded.
     """
     main = main_dtype(arrays, changed)
     floats = (key for key in sorted(changed) if key in arrays and arrays[key].dtype.is_float)
@@ -52,7 +52,7 @@ def restore_dtype(array: LazyArray, main: DType | None, noted: str | None) -> La
     Args:
         array: The stored array, possibly wider than the original.
         main: The most common dtype.
-        noted: The name of the recorded dtype; None for the most common one.
+        noted: The name of the recorded dtype; None for the main dtype.
     """
     if main is None or not is_wider(array.dtype, main):
         return array
@@ -68,7 +68,7 @@ def is_wider(dtype: DType, main: DType) -> bool:
 def with_uniform_dtypes(arrays: Mapping[str, LazyArray]) -> tuple[dict[str, LazyArray], tuple[str, ...]]:
     """Widen arrays whose names differ only in numbers to one common dtype.
 
-    Values with fewer than 16 bits stay unchanged: without their scales they are not weights.
+    Values with fewer than 16 bits are not changed, because they are not weights without their scales.
     """
     alike: dict[str, list[str]] = defaultdict(list)
     for key in arrays:

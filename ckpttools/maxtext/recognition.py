@@ -25,18 +25,18 @@ from ckpttools.model_families.family import Family
 from ckpttools.model_families.registry import families, families_of_type
 
 NameGroup = tuple[str, tuple[str | None, ...]]
-"""The common form of names: their text with "#" for each number, and the numbers; None matches any number."""
+"""The common form of names: the text with "#" for each number, and the numbers, with None for any number."""
 
-# This stands for the number in a field.
+# Stands for the number in a field.
 _FIELD_MARK = "\0"
 _NUMBER = re.compile(f"([0-9{_FIELD_MARK}]+)")
-# All fields without labels match in the same way; axis and offset do not matter.
+# All fields without labels match the same way; axis and offset do not matter.
 _ANY_FIELD = Field(("number",))
 
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Rows that occur together in a model, such as a group of layers: matching form -> original key."""
+    """Maps the matching form of rows that occur together, such as a group of layers, to the original key."""
 
     required: Mapping[Key, Key]
     optional: Mapping[Key, Key]
@@ -61,7 +61,7 @@ class RowGroup:
 
 
 def _is_unconditional(rows: Sequence[Row]) -> bool:
-    """Return whether one of the rows exists for all flags."""
+    """Return whether any of the rows exists with all flags."""
     if not all(row.when or row.unless for row in rows):
         return True
     flags = sorted(frozenset().union(*(row.flags for row in rows)))
@@ -76,7 +76,7 @@ class FamilyKeys:
 
     Attributes:
         family: The family.
-        groups: The rows outside layers, then each group of layers.
+        groups: The rows outside layers, followed by each group of layers.
         ignored: Patterns of names that do not need a row.
     """
 
@@ -94,7 +94,7 @@ class FamilyKeys:
         return result
 
     def first_numbers(self, before: str) -> list[int]:
-        """Return the smallest numbers of the templates after a prefix."""
+        """Return the smallest numbers in the templates after a prefix."""
         keys = (k for group in self.groups for k in (*group.required.values(), *group.optional.values()))
         fields = (key.parts[1] for key in keys if len(key.parts) > 1 and key.parts[0] == before)
         return [field.offset for field in fields if isinstance(field, Field) and not field.labels]
@@ -102,8 +102,8 @@ class FamilyKeys:
     def required(self, met: frozenset[Key]) -> dict[Key, Key]:
         """Return the keys that a model with the names in `met` must have.
 
-        If groups of layers have different names, only groups with a name in `met` count; if there are none,
-        all of them count.
+        If groups of layers have different names, only groups with a name in `met` are required; if there are
+        none, all groups are.
         """
         first, *layers = self.groups
         own = [group.forms.difference(*(o.forms for o in layers if o is not group)) for group in layers]
@@ -117,12 +117,12 @@ def family_keys(family: Family, view: MaxTextView) -> tuple[FamilyKeys, ...]:
 
 
 def hub_keys(family: Family) -> tuple[FamilyKeys, ...]:
-    """Return the family's key templates as Hugging Face models spell them, one for each spelling."""
+    """Return the family's key templates for Hugging Face names, one for each spelling."""
     return _known_keys(family, False, None)
 
 
-# Building the templates of all families takes 40 ms, so they are cached: each checkpoint is compared with
-# all.
+# Building the templates of all families takes 40 ms, so they are cached, because each checkpoint is compared
+# with all of them.
 @lru_cache(maxsize=256)
 def _known_keys(family: Family, is_maxtext: bool, scan_axis: int | None) -> tuple[FamilyKeys, ...]:
     return tuple(_keys_of(family, is_maxtext, scan_axis))
@@ -137,7 +137,7 @@ def _keys_of(family: Family, is_maxtext: bool, scan_axis: int | None) -> Iterato
             )
         return
     groups = _row_groups(family, scan_axis)
-    # A pattern with a number only ignores some layers; the configuration shows which.
+    # A pattern with a number ignores only some layers, which the configuration identifies.
     ignored = tuple(item for item in (*family.dropped, *family.unplaced_keys) if "{" not in item)
     for spelling in family.spellings:
         keys = (
@@ -147,16 +147,16 @@ def _keys_of(family: Family, is_maxtext: bool, scan_axis: int | None) -> Iterato
 
 
 def _row_groups(family: Family, scan_axis: int | None) -> list[list[tuple[Row, Row]]]:
-    """Return the rows outside layers, then those of each group of layers, with and without prefix."""
-    # A row below a group also has the group's flags; only its own flags matter here.
-    # Layers of an incomplete cycle have the same names as those of complete ones.
+    """Return the rows outside layers, then those of each group of layers, with and without a prefix."""
+    # A row in a group also has the group's flags, but only its own flags matter here. Layers of an incomplete
+    # cycle have the same names as those of complete cycles.
     known = [layer for layer in family.layers if layer.scanned]
     layers = [list(zip(item.all_rows(scan_axis), item.rows, strict=True)) for item in known]
     return [[(row, row) for row in family.rows], *layers]
 
 
 def _forms_of(key: Key) -> Iterator[Key]:
-    """Yield the matching forms of a key: one, or one for each label."""
+    """Yield the matching forms of a key: one form, or one for each label."""
     choices: list[Sequence[str | Field]]
     choices = [(part,) if isinstance(part, str) else part.labels or (_ANY_FIELD,) for part in key.parts]
     return (key_of(parts) for parts in product(*choices))
@@ -182,7 +182,7 @@ def without_numbers(name: str) -> str:
 
 
 def group_names(names: Iterable[str], keys: Iterable[FamilyKeys]) -> dict[NameGroup, list[str]]:
-    """Group names by their common form, keeping only the numbers that some template fixes."""
+    """Group names by common form, keeping only numbers that occur in a template."""
     fixed: dict[str, set[int]] = {}
     for text, forms in (item for key in keys for item in key.by_text.items()):
         locations = (k for _, numbers in forms for k, number in enumerate(numbers) if number is not None)
@@ -199,7 +199,7 @@ def group_names(names: Iterable[str], keys: Iterable[FamilyKeys]) -> dict[NameGr
 
 
 NameSide = Literal["maxtext", "huggingface"]
-# Class names of transformers' text generation models, and those of their backbones.
+# Class names of transformers' text generation models and of their backbones.
 _LANGUAGE_MODELS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 _MAX_PREFIXES = 8
 _BODY, _LAYER = "model.", re.compile(r"\.\d+\.")
@@ -208,16 +208,16 @@ HEAD_NAME = "lm_head.weight"
 
 @dataclass(frozen=True, slots=True)
 class FamilyGuess:
-    """The degree to which a tree's names match a family.
+    """How well the names of a tree match a family.
 
     Attributes:
         name: The name of the family.
         side: The kind of names that were compared.
-        named: Whether the configuration's `model_type` is one of the family's.
-        matched, expected: The number of existing names that every such model has, and the number of all those
-            names; layers count once.
-        missing: The missing names, as key templates.
-        others: Names without a template in the family, folded.
+        named: Whether the configuration's `model_type` belongs to the family.
+        matched, expected: The number of existing required names, and the number of all required names; layers
+            count once.
+        missing: The missing required names, as key templates.
+        others: The names without a template in the family, grouped by form.
         num_others: The number of arrays with such names.
     """
 
@@ -232,10 +232,10 @@ class FamilyGuess:
 
 
 def guess_families(tree: Tree, among: Iterable[Family] | None = None) -> tuple[FamilyGuess, ...]:
-    """Return the best matching families; none if less than half matches.
+    """Return the best matching families; none if less than half of the names match.
 
-    The configuration takes precedence over the names: other families are compared only if none that it names
-    matches.
+    The configuration takes precedence: families that it does not name are compared only if the named ones do
+    not match.
 
     Args:
         tree: Any checkpoint. MaxText trees are compared with MaxText names, others with Hugging Face names.
@@ -252,17 +252,17 @@ def guess_families(tree: Tree, among: Iterable[Family] | None = None) -> tuple[F
 
 
 def families_with_names_of(tree: Tree) -> list[str]:
-    """Return the names of the families whose names match the tree exactly."""
+    """Return the names of the families that match the tree's names exactly."""
     result = guess_families(tree)
     return [item.name for item in result if item.matched == item.expected and not item.num_others]
 
 
 class UnownedArrays(NamedTuple):
-    """The arrays of a Hugging Face model that its declared family does not have.
+    """The arrays of a Hugging Face model that do not belong to its declared family.
 
     Attributes:
         family: The name of the family.
-        names: The names of these arrays; empty if all names belong to the family.
+        names: The names of the arrays; empty if all arrays belong to the family.
         prefixes: Prefixes, such as "policy", without which the names belong to the family.
     """
 
@@ -272,11 +272,11 @@ class UnownedArrays(NamedTuple):
 
 
 def find_unowned_arrays(tree: Tree) -> UnownedArrays | None:
-    """Return the arrays of a Hugging Face model that no row of its family has.
+    """Return the arrays of a Hugging Face model that no row of its family describes.
 
     Returns None if the configuration does not identify a family, or if custom code defines the model
     (`auto_map`). Names may lack the leading `model.`, as in embedding models. If `architectures` does not
-    name a language model, arrays outside layers belong to its other head.
+    name a language model, arrays outside layers belong to its different head.
     """
     config = tree.metadata.config or {}
     known = _families_of(config)
@@ -294,8 +294,8 @@ def find_unowned_arrays(tree: Tree) -> UnownedArrays | None:
 def owned_name_test(config: Mapping[str, object]) -> Callable[[str], bool] | None:
     """Return a test for names that the configuration's family has or knows to be unsupported.
 
-    Returns None if the configuration does not identify a family, or if the model has arrays without a row:
-    another head than a language model's, or arrays of custom code.
+    Returns None if the configuration does not identify a family, or if the model has arrays without a row: a
+    head other than a language model's, or arrays of custom code.
     """
     known, view = _families_of(config), view_of(Tree({}))
     if not known or not _is_language_model(config):
@@ -309,7 +309,7 @@ def owned_name_test(config: Mapping[str, object]) -> Callable[[str], bool] | Non
 def backbone_hint(
     config: Mapping[str, object] | None, coverage: Coverage, *, is_without_prefix: bool
 ) -> str | None:
-    """Suggest what to do with a model that lacks only the output head of a language model.
+    """Return a hint for a model that lacks only the output head of a language model.
 
     Args:
         config: The model's configuration.
@@ -317,8 +317,9 @@ def backbone_hint(
         is_without_prefix: Whether the names lack the prefix of a language model.
 
     Returns:
-        A hint. None if there are other defects, or if configuration and names belong to a language model,
-        which may have lost its head.
+        The hint; None if there are other defects, or if configuration and names belong to a language model,
+        which may have.
+    lost its head.
     """
     if coverage.misshapen or any(not name.endswith(HEAD_NAME) for name in coverage.missing):
         return None
@@ -341,12 +342,12 @@ def backbone_hint(
 
 
 def is_known(model_type: str) -> bool:
-    """Return whether a family has this `model_type`."""
+    """Return whether any family has this `model_type`."""
     return bool(families_of_type(model_type))
 
 
 def _families_of(config: Mapping[str, object]) -> list[Family]:
-    """Return the families of a configuration; none if custom code defines the model."""
+    """Return the families of a configuration; empty if custom code defines the model."""
     return [] if config.get("auto_map") else [*families_of_type(config.get("model_type"))]
 
 
@@ -358,14 +359,14 @@ def _is_language_model(config: Mapping[str, object]) -> bool:
 
 
 def prefix_hint(prefixes: Sequence[str], tree: Tree) -> str:
-    """Return the hint for a model below one of several prefixes."""
+    """Return the hint for a model whose names have one of several prefixes."""
     location = tree.metadata.location or "SRC"
     ways = (action("select", location, "MODEL", prefix=prefix, format="safetensors") for prefix in prefixes)
     return f"{' or '.join(ways)} extracts the model with its own names"
 
 
 def _unowned_names(tree: Tree, families: Sequence[Family]) -> tuple[str, ...]:
-    """Return the names that no row of the families has."""
+    """Return the names that no row of the families describes."""
     best = min(family_fits(tree, families), key=lambda fit: fit.penalty)
     if not best.matched:
         return tuple(view_of(tree).named)
@@ -373,7 +374,7 @@ def _unowned_names(tree: Tree, families: Sequence[Family]) -> tuple[str, ...]:
 
 
 def _prefixes(names: Sequence[str]) -> list[str]:
-    """Return the first prefixes of names, of one or two keys."""
+    """Return the leading prefixes of names, with one or two keys."""
     keys = [name.split(".") for name in names]
     result = dict.fromkeys(".".join(key[:count]) for count in (1, 2) for key in keys if len(key) > count)
     return list(result)[:_MAX_PREFIXES]
@@ -393,7 +394,7 @@ def family_fits(tree: Tree, families: Iterable[Family]) -> list[FamilyFit]:
     """Return how well each family matches, in each of its spellings."""
     view = view_of(tree)
     keys = [key for family in families for key in family_keys(family, view)]
-    # If two arrays have the same name, either one suffices, because their values are not used.
+    # If two arrays have the same name, either one is sufficient, because their values are not used.
     arrays = {dotted(path): array for path, array in view.parameters.items()}
     names = group_names(arrays, keys)
     config = tree.metadata.config or {}
@@ -422,7 +423,7 @@ class FamilyFit:
     Attributes:
         keys: The templates of the family.
         named: Whether the configuration names the family.
-        required: The templates that such a model must have.
+        required: The templates that a model of the family must have.
         met: The templates that match a name.
         others: Names without a template, grouped by common form.
         num_alike: The number of such groups among the tree's names.
@@ -477,12 +478,12 @@ class FamilyFit:
 
     @property
     def is_likely(self) -> bool:
-        """Return whether half of the required names exist, and half of the existing ones are expected."""
+        """Return whether half of the required names exist, and half of the existing names are expected."""
         return 2 * self.matched >= len(self.required) > 0 and 2 * len(self.others) <= self.num_alike
 
     @property
     def penalty(self) -> tuple[bool, int, int]:
-        """Return the sort key of a match, lower for better matches."""
+        """Return the sort key of a match, which is lower for better matches."""
         absent = sum(len(group.forms - self.met) for group in self.keys.groups)
         return not self.named, len(self.required) - self.matched + len(self.others), absent
 
@@ -501,10 +502,10 @@ class FamilyFit:
 
 
 def _numbers_match(numbers: Sequence[str | None], held: Sequence[str | None]) -> bool:
-    """Return whether numbers match those of a template, where None matches any number."""
+    """Return whether numbers match those of a template, in which None matches any number."""
     return all(one is None or one == other for one, other in zip(held, numbers, strict=True))
 
 
 def _has_match(names: Iterable[str], template: Key) -> bool:
-    """Return whether one of the names matches a template."""
+    """Return whether any of the names matches a template."""
     return any(template.numbers(name) is not None for name in names)

@@ -1,4 +1,4 @@
-"""Convert block scales with a table: each grid follows the conversion of its weight."""
+"""Convert block scales along with weights: each grid follows the conversion of its weight."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class _Scaled:
     """A row of quantized weights, read in one direction.
 
     Attributes:
-        row: As defined by its family.
-        source, target: Its two sides.
+        row: The row as defined by its family.
+        source, target: The two sides of the row.
         indices: The coordinates of target keys whose sources are quantized weights.
-        counts: Cells of each axis that is cut into blocks; empty if a weight has one scale.
+        counts: The number of cells on each axis that is cut into blocks; empty if a weight has one scale.
         times: Number of cells in a block of a right array on its last two axes.
-        misfit: The reason that `fits` gives.
+        misfit: The reason that `fits` returns.
     """
 
     row: Row
@@ -68,17 +68,17 @@ def scale_grids(
     fits: Fits = lambda row, sizes, grid: "",
     sounds: Mapping[str, ScaleCheck] | None = None,
 ) -> ScaleGrids:
-    """Return the scales of a table's quantized weights as expressions of the source's scales.
+    """Return the scales of a table's quantized weights, computed from the source's scales.
 
     Args:
         table: The rows, bound to a model.
         arrays: Source key -> array, including the values of quantized weights but not their scales.
-        scales: Source key of a quantized weight -> its scales: a grid of blocks, or a single scale.
-        block: Elements of a block on the last two axes of right arrays; None if a weight has one scale.
+        scales: Source key of a quantized weight -> its scales, which are a grid of blocks or a single scale.
+        block: The shape of a block on the last two axes of right arrays; None if a weight has one scale.
         inverse: Whether left arrays are the source.
         cut: Axes on which left arrays may be longer than in the model.
-        fits: Check of the grids of left arrays; the first grid that fits is used, or else the coarsest.
-        sounds: Source key of a quantized weight -> a check of its scales and of the converted scales, run
+        fits: Checks the grids of left arrays. The first grid that fits is used, or else the coarsest.
+        sounds: Source key of a quantized weight -> a check of its scales and the converted scales, which runs
             when they are read.
     """
     sizes, flags = table.known_of(arrays, left=inverse, cut=cut)
@@ -108,7 +108,7 @@ def scale_grids(
 
 @dataclass(frozen=True)
 class _Way:
-    """Conversion of scales from one side to the other; attributes as the arguments of `scale_grids`."""
+    """Converts scales from one side to the other; attributes as the arguments of `scale_grids`."""
 
     sizes: Mapping[str, int]
     scales: Mapping[str, LazyArray]
@@ -119,7 +119,7 @@ class _Way:
 
 
 def _is_known(row: Row, sizes: Mapping[str, int]) -> bool:
-    """Return whether a row has arrays and known axis lengths; if not, the table refuses it."""
+    """Return whether a row has arrays and known axis lengths; otherwise the table refuses it."""
     needed = {*row.left.axes, *row.right.axes, *row.left.key.needs, *row.right.key.needs}
     return needed <= sizes.keys() and all(sizes[axis] for axis in needed)
 
@@ -128,7 +128,7 @@ def _scaled(row: Row, way: _Way) -> _Scaled | None:
     """Return the row with its scale layout if its weights are quantized.
 
     Raises:
-        MappingError: Only some of the weights of one target array are quantized; or as `_cut`.
+        MappingError: Only some of the weights of a target array are quantized, or as for `_cut`.
     """
     sizes, scales = way.sizes, way.scales
     source, target = (row.left, row.right) if way.inverse else (row.right, row.left)
@@ -183,7 +183,7 @@ def _one_scale(side: Side, other: Side) -> Side:
 
 
 class _ScaleBuilder:
-    """Builder of target scales from rows; scales of several parts are built once all parts are present."""
+    """Builds target scales from rows; scales of several parts are built once all parts are present."""
 
     def __init__(self, rows: Iterable[_Scaled], way: _Way) -> None:
         self.arrays: dict[str, LazyArray] = {}
@@ -197,7 +197,7 @@ class _ScaleBuilder:
                 self._counts[side is row.source, side.key].append(row.counts)
 
     def add(self, scaled: _Scaled) -> list[ValueNote]:
-        """Add the scales of a row's weights, and note changes to them.
+        """Add the scales of a row's weights; return notes about changes to them.
 
         Raises:
             MappingError: The scales cannot follow the conversion of the weights.
@@ -221,7 +221,7 @@ class _ScaleBuilder:
         return [ValueNote(str(scaled.target.key), exactness.exact, reason, dtype)]
 
     def _source(self, key: str, scaled: _Scaled, cut: Mapping[str, int], op: Multiply | None) -> LazyArray:
-        """Return the scales of a weight, one per cell, checked before and after `op`.
+        """Return the scales of a weight, one per cell, which are checked before and after `op`.
 
         Raises:
             MappingError: The scales have another shape.
@@ -237,7 +237,7 @@ class _ScaleBuilder:
         return scales
 
     def _blocks(self, scaled: _Scaled) -> Mapping[str, int]:
-        """Return the blocks of a row's axes, and of the other parts of its arrays."""
+        """Return the block lengths of a row's axes, and of the other parts of its arrays."""
         sides = [(True, scaled.source), (False, scaled.target)]
         other_counts = (
             count for is_source, side in sides if side.join for count in self._counts[is_source, side.key]
@@ -245,7 +245,7 @@ class _ScaleBuilder:
         return merged_counts((scaled.counts, *other_counts))
 
     def _op(self, scaled: _Scaled) -> Multiply | None:
-        """Return the op of the weights, which applies to their scales."""
+        """Return the value op of the weights, which is applied to their scales."""
         if scaled.row.op is None:
             return None
         op = scaled.row.op.bound(self._sizes)

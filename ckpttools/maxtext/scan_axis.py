@@ -1,4 +1,4 @@
-"""Find the scan axis of parameters, from names, shapes, notes and the user.
+"""Find the scan axis of parameters from names, shapes, notes and the user's options.
 
 Shapes leave the axis open if all lengths equal the number of layers, or if a tree has few arrays of a model.
 In these cases ckpttools writes a note (`ckpttools.maxtext.layer_notes`).
@@ -61,7 +61,7 @@ def known_scan_axis(view: MaxTextView) -> int | None:
 
 
 def with_scan_axis(tree: Tree, axis: int | None) -> Tree:
-    """Return the tree with a note of its scan axis if shapes do not show it.
+    """Add a note of the scan axis to a tree whose shapes do not show it.
 
     Args:
         tree: A tree with stacked layers.
@@ -97,7 +97,7 @@ class KeepScanAxis:
     transform: Transform
 
     def __call__(self, tree: Tree) -> Transformed:
-        """Apply the transform, and note the scan axis if it became ambiguous."""
+        """Apply the transform, and note the scan axis if it has become ambiguous."""
         built = self.transform(tree)
         before, after = view_of(tree), view_of(built.tree)
         is_lost = after.is_axis_open and not before.is_axis_open

@@ -1,7 +1,7 @@
-"""Cut a model down to fewer layers, experts or tokens, with the same weights.
+"""Reduce a model to fewer layers, experts or tokens, with unchanged weights.
 
-Names and axes come from the model's family, so every layout can be cut: a Hugging Face model, or single or
-stacked layers, with or without optimizer state.
+Names and axes come from the model's family, so every layout can be reduced: Hugging Face models, and single
+or stacked layers, with or without optimizer state.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from ckpttools.stores.registry import LocationLike
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.cast import is_table
 
-# The maximum number of layer counts that are tried to find the nearest valid one.
+# Maximum number of layer counts that are tried to find the nearest valid one.
 _MAX_TRIED = 16
 
 
@@ -56,8 +56,8 @@ class Shrink:
 
     Attributes:
         how: The parts to keep.
-        like: The model's directory or `config.json`, for a MaxText checkpoint that carries no configuration.
-        family: The name of the family, or a file that describes it; None to follow the configuration.
+        like: The model's directory or `config.json`, for MaxText checkpoints without a configuration.
+        family: The name of the family, or a file that describes it; None follows the configuration.
     """
 
     how: KeptParts
@@ -70,7 +70,7 @@ class Shrink:
         Raises:
             ConfigError: The configuration is missing, or its sizes do not fit the family with fewer layers.
             UsageError: The layers do not exist, or do not form a model in this order.
-            CoverageError: Arrays match no row of the family, or cannot be cut; the error lists all of them.
+            CoverageError: Arrays match no row of the family, or cannot be reduced. The message lists them.
             FormatError: The tree is an adapter without its model, weights are quantized, or two arrays have
                 the same dotted name.
         """
@@ -89,7 +89,7 @@ class Shrink:
         plain = UnstackLayers()(tree).tree if view.is_stacked else tree
         scan_axis = view.scan_axis or 0 if view.is_stacked else None
         try:
-            # A stacked model must have complete cycles if MaxText scans complete cycles only.
+            # If MaxText scans only complete cycles, a stacked model must have complete cycles.
             family.table(small.config, CONFIG, scan_axis=scan_axis)
             built = _ModelCutter.of(plain, family, config, small)
         except ConfigError as error:
@@ -104,7 +104,7 @@ class Shrink:
 
 
 def _refuse_quantized(tree: Tree) -> None:
-    """Raise if quantized weights remain that cannot be cut."""
+    """Raise an error if quantized weights remain, which cannot be reduced."""
     if result := quantized_view(tree).weights:
         raise quantized_error(result.values(), tree.metadata.config, tree.metadata.location, done="cut")
 
@@ -173,11 +173,11 @@ def _tree_cycle(tree: Tree) -> Cycle:
 
 @dataclass
 class _ModelCutter:
-    """The state of cutting a tree with single layers.
+    """Reduces a tree with single layers.
 
     Attributes:
         rows: The rows that map arrays.
-        source: The tree that is cut.
+        source: The tree to reduce.
         parts: Patterns of arrays that stay unchanged: towers and others without a counterpart in MaxText.
         tree: The remaining tree.
         dropped: Names of arrays that do not exist in the smaller model.
@@ -216,7 +216,7 @@ class _ModelCutter:
             new, array = result
             to = None if new is None else (*head, *(new.split(".") if self.rows.is_left else [new]), *tail)
             key = (DECODER, *name.split(".")[1:2])
-            # Some experts with their own names are removed while their layer stays.
+            # Some experts that have their own names are removed from a layer that stays.
             layers[key] = layers.get(key) or (to and to[len(head) : len(head) + 2])
             if to is not None:
                 leaves[to] = array
@@ -230,7 +230,7 @@ class _ModelCutter:
         self.tree = Tree(leaves, declared)
 
     def _split(self, path: Path) -> tuple[Path, str, Path]:
-        """Split a path into what precedes the model's name, the name, and what follows."""
+        """Split a path into the part before the model's name, the name, and the rest."""
         if not self.rows.is_left:
             return (), dotted(path), ()
         tops = {str(row.left.key).partition(".")[0] for row in self.rows.before.rows}
@@ -281,7 +281,7 @@ _NUMBER = re.compile(r"\d+")
 
 @dataclass(frozen=True)
 class SmallerRows:
-    """The rows of a model before and after, and the layers that stay.
+    """The rows of a model before and after reduction, and the layers that stay.
 
     Attributes:
         before, after: The rows with the sizes of the larger and of the smaller model, with single layers.
@@ -300,14 +300,14 @@ class SmallerRows:
         return lengths_of(self.before.sizes), lengths_of(self.after.sizes)
 
     def of(self, name: str, array: LazyArray) -> tuple[str | None, LazyArray] | None:
-        """Return an array's new name and its remaining part; None if no row describes it.
+        """Return an array's new name and its remaining part; None if no row describes the array.
 
         Raises:
             UsageError: The layer has another kind than the one that it replaces, or the array is an expert
                 table and some experts are removed.
             CoverageError: The array cannot be cut along an axis that becomes shorter.
         """
-        # Large models have 100,000 names, and most differ only in indices.
+        # Large models have 100,000 names, most of them differing only in indices.
         known = self._known.setdefault(_NUMBER.sub("#", name), [])
         for row in chain(known, filter(self.before.has, self.before.rows)):
             index = self._side(row).key.match(name, self._lengths[0])
@@ -322,7 +322,7 @@ class SmallerRows:
         return row.left if self.is_left else row.right
 
     def _new_name(self, row: Row, index: Coordinates) -> str | None:
-        """Return the name in the smaller model; None if it has no such array."""
+        """Return the name in the smaller model; None if that has no such array."""
         before, after = self._lengths
         location = _layer_field(row)
         if location is None:
@@ -343,7 +343,7 @@ class SmallerRows:
         )
 
     def _equivalent_rows(self, row: Row) -> Iterator[Row]:
-        """Yield the row and those of other layer groups for the same array."""
+        """Yield the row and the rows of other layer groups for the same array."""
         yield row
         parts = row.right.key.parts
         for item in filter(self.after.has, self.after.rows):
@@ -352,7 +352,7 @@ class SmallerRows:
                 yield item
 
     def _cut_array(self, name: str, row: Row, array: LazyArray) -> LazyArray:
-        """Return the first elements along axes that the smaller model shortens."""
+        """Return the leading elements along axes that are shorter in the smaller model."""
         before, after = self._lengths
         side = self._side(row)
         changed = {axis for axis in side.array_axes if before.get(axis) != after.get(axis)}
@@ -375,7 +375,7 @@ class SmallerRows:
 
 
 def _layer_field(row: Row) -> Field | None:
-    """Return the field of a Hugging Face key with the decoder's layer number; None for other rows."""
+    """Return the field of a Hugging Face key that has the layer number; None for other rows."""
     fields = row.right.key.fields
     is_layer = str(row.left.key).startswith(f"{DECODER}.") and fields
     return fields[0] if is_layer and set(fields[0].axes) <= set(row.left.key.axes) else None

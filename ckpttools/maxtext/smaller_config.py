@@ -16,7 +16,7 @@ from ckpttools.maxtext.config.model_facts import BY_LAYER
 from ckpttools.maxtext.model_config import PREDICTION_FIELDS, prediction_layers
 from ckpttools.model_families.family import Family
 
-# The maximum number of layer counts in a message.
+# Maximum number of layer counts in a message.
 _MAX_LISTED = 8
 # Fields that state the number of decoder layers, by their last words.
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layers")
@@ -31,7 +31,7 @@ _GROUPS = {"n_group": 1, "topk_group": 1}
 _LAYER_THRESHOLDS = ("max_window_layers", "first_k_dense_replace", "num_hash_layers")
 # This many of the last layers reuse keys and values of an earlier layer (Gemma 4).
 _SHARED_KV_LAYERS = "num_kv_shared_layers"
-# Layer index, possibly with leading zeros -> the value in its place.
+# Layer index, possibly with leading zeros -> the value that replaces it.
 _PER_LAYER_CONFIG = "per_layer_config"
 # Tokens that begin and end generation.
 _SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "decoder_start_token_id")
@@ -42,9 +42,9 @@ class KeptParts:
     """The parts of a model that are kept.
 
     Attributes:
-        layers: Layer indices, ascending; None for all.
-        experts: The number of experts to keep in each layer, from the first; None for all.
-        vocab: The number of tokens to keep, from the first; None for all.
+        layers: The layer indices in ascending order; None for all.
+        experts: The number of leading experts to keep in each layer; None for all.
+        vocab: The number of leading tokens to keep; None for all.
     """
 
     layers: Sequence[int] | None = None
@@ -54,12 +54,12 @@ class KeptParts:
 
 @dataclass(frozen=True)
 class SmallerConfig:
-    """A configuration and the changes in it, one sentence each.
+    """A reduced configuration, and the changes in it.
 
     Attributes:
         config: The parsed `config.json`.
-        layers: The index in the larger model of each layer.
-        changes: Descriptions of the changes.
+        layers: The index of each layer in the larger model.
+        changes: The changes, one sentence each.
     """
 
     config: Mapping[str, Any]
@@ -71,8 +71,8 @@ def smaller_config(config: Mapping[str, Any], family: Family, how: KeptParts) ->
     """Return the configuration of a part of a model.
 
     Raises:
-        ConfigError: The configuration does not state a value to be changed, or has a list that may or may not
-            have one entry per layer.
+        ConfigError: The configuration does not state a value to be changed, or it is unclear whether a list
+            has one entry per layer.
         UsageError: A layer does not exist, or the model is smaller than the parts to keep.
     """
     built: dict[str, Any] = json.loads(json.dumps(config))
@@ -150,7 +150,7 @@ def _with_size(config: dict[str, Any], field: str, length: int) -> Iterator[str]
 
 
 def _per_layer(config: dict[str, Any], field: str, count: int, kept: Sequence[int]) -> Iterator[str]:
-    """Cut lists that have one entry per layer or contain layer numbers."""
+    """Reduce lists that have one entry per layer or contain layer numbers, and yield the changes."""
     above = field.rpartition(".")[0]
     part = nested_value(config, above) if above else config
     predicting = prediction_layers(part)
@@ -182,7 +182,7 @@ def _without_padding(config: dict[str, Any], field: str, vocab: int) -> Iterator
 
 
 def _removed_token_changes(config: dict[str, Any], field: str, vocab: int) -> Iterator[str]:
-    """Yield named tokens that no longer exist; without them no text can begin or end."""
+    """Yield named tokens that no longer exist; without them, no text can begin or end."""
     for prefix, part in _parts(config):
         for name in _SPECIAL_TOKENS if field.startswith(prefix) else ():
             declared = part.get(name)
@@ -206,11 +206,11 @@ def _is_removed(token: object, vocab: int) -> bool:
 def _is_per_layer(name: str, value: list[Any], count: int, predicting: int) -> bool:
     """Return whether a list has one entry per layer.
 
-    It may be longer: with entries for MTP layers, or for more layers than the model has, which transformers
-    accepts.
+    The list may be longer, with entries for MTP layers or for more layers than the model has, which
+    transformers accepts.
 
     Raises:
-        ConfigError: A list that must have one entry per layer is shorter; or an unknown list has this length.
+        ConfigError: A list that must have one entry per layer is shorter, or an unknown list has this length.
     """
     is_known = name in BY_LAYER and bool(value)  # transformers replaces an empty list (Llama 4)
     is_enough = len(value) >= count if is_known else len(value) in (count, count + predicting)
@@ -228,7 +228,7 @@ def _is_per_layer(name: str, value: list[Any], count: int, predicting: int) -> b
 
 
 def _with_routing(config: dict[str, Any], experts: int) -> Iterator[str]:
-    """Limit the number of chosen experts, and choose from groups only if they are even."""
+    """Limit the number of chosen experts; keep choosing from groups only if the groups are equal."""
     for prefix, part in _parts(config):
         for name in _ROUTED_EXPERTS:
             if isinstance(part.get(name), int) and part[name] > experts:

@@ -1,4 +1,4 @@
-"""Refuse wrong sources of a conversion with an error that names the fitting command."""
+"""Refuse unsuitable sources of a conversion with an error that names the right command."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ckpttools.model_families.registry import family_of
 from ckpttools.stores.registry import parse
 
 _HUGGING_FACE = "embed_tokens.weight"
-# Names of low-rank factors in any library contain this, and patterns for them.
+# In any library, names of low-rank factors contain this; also the patterns for such names.
 _FACTORS = ("*lora_a*", "*lora_b*")
-# The directory in which verl saves the adapter alone.
+# The directory in which verl saves the adapter separately.
 _ADAPTER_DIRECTORY = "lora_adapter"
 
 
@@ -39,7 +39,7 @@ def refuse_maxtext(tree: Tree) -> None:
 
 
 def refuse_hugging_face(tree: Tree) -> None:
-    """Raise FormatError if a tree is (part of) a Hugging Face model instead of MaxText's."""
+    """Raise FormatError if a tree is (part of) a Hugging Face model instead of a MaxText model."""
     _refuse_factors(tree)
     _refuse_part(tree)
     if _has_embedding(tree, dotted(EMBEDDING)) or view_of(tree).is_maxtext:
@@ -105,7 +105,7 @@ def refuse_adapters(tree: Tree) -> None:
 
 
 def _refuse_factors(tree: Tree) -> None:
-    """Raise if a tree contains adapter factors, alone or next to a model."""
+    """Raise an error if a tree has adapter factors, with or without a model."""
     refuse_adapters(tree)
     factors, _ = _factors(tree)
     if factors:
@@ -126,7 +126,7 @@ def _factors(tree: Tree) -> tuple[list[str], list[str]]:
 
 
 def _merge_hint(tree: Tree) -> str:
-    """Return the hint for adapters stored next to parameters."""
+    """Return the hint for adapters that are stored next to parameters."""
     apart = parse(tree.metadata.location) / _ADAPTER_DIRECTORY
     if (apart / ADAPTER).is_file():
         merging = action("merge_adapter", "BASE", "DST", adapter=str(apart))
@@ -140,7 +140,7 @@ def _merge_hint(tree: Tree) -> str:
 
 
 def _refuse_part(tree: Tree) -> None:
-    """Raise if a tree is a component of a diffusers pipeline."""
+    """Raise an error if a tree is a component of a diffusers pipeline."""
     config = tree.metadata.config or {}
     if "model_type" not in config and "_class_name" in config:
         raise FormatError(

@@ -1,7 +1,7 @@
 """Move every array of a tree to another layout of its layers.
 
-Leaves that mirror parameters move with them: optimizer moments on the same axis, and everything else that
-belongs to a layer, such as states of random number generators, on axis 0, as in MaxText.
+Other leaves of a layer move with its parameters: optimizer moments on the same axis, and everything else,
+such as random states, on axis 0, as in MaxText.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def unstack_layers(tree: Tree, stacks: Sequence[LayerStack], axis: int) -> Tree:
 
     Args:
         tree: A tree with the layout `stacks`.
-        stacks: Its layout, see `ckpttools.maxtext.layers.layer_stacks`.
+        stacks: The layout of the tree; see `ckpttools.maxtext.layers.layer_stacks`.
         axis: The axis on which parameters are stacked.
 
     Raises:
@@ -52,17 +52,17 @@ def unstack_layers(tree: Tree, stacks: Sequence[LayerStack], axis: int) -> Tree:
 def stack_layers(
     tree: Tree, stacks: Sequence[LayerStack], axis: int, first_axis: Collection[str] = ()
 ) -> Tree:
-    """Return the tree with its layers stacked. Invert `unstack_layers` with the same arguments.
+    """Return the tree with its layers stacked; the inverse of `unstack_layers` with the same arguments.
 
-    Leaves outside parameters and optimizer that only some layers have stay there: a random state that all
-    layers share is stored with the first layer only.
+    Leaves that only some layers have are not moved if they belong to neither parameters nor optimizer: a
+    random state that all layers share is stored only with the first layer.
 
     Args:
         tree: A tree with single layers.
         stacks: The layout of the result.
         axis: The axis on which parameters are stacked.
-        first_axis: Names of stacked arrays, keys joined by "/", that nevertheless have their layers on axis
-            0.
+        first_axis: Names of stacked arrays, with keys joined by "/", that have their layers on axis 0
+            regardless of `axis`.
 
     Raises:
         FormatError: Layers hold different parameters or moments, or two arrays would get the same path.
@@ -108,7 +108,7 @@ def _is_scale_of_layer(path: Path, leaf: Leaf, stacked: Shape) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _StackLeaves:
-    """The leaves that form one stack, by position, and their stacking axis."""
+    """The leaves that form a stack, by position, and their stacking axis."""
 
     layers: LayerStack
     axis: int
@@ -126,13 +126,13 @@ _NO_STACK = LayerStack((), "", (), (0,))
 
 
 def _replace_key(path: Path, location: slice, key: Path) -> Path:
-    """Return a path with another layer key."""
+    """Replace the layer key in a path."""
     return (*path[: location.start], *key, *path[location.stop :])
 
 
 def _axes(view: MaxTextView, axis: int) -> Callable[[Path], int]:
     """Return a function from a path to its stacking axis."""
-    # Parameters outside the model, or with their layers moved to this axis in the view, have them on axis 0.
+    # These parameters are outside the model, or the view has moved their layers from axis 0.
     there = {
         home
         for inner, home in view.homes.items()
@@ -146,7 +146,7 @@ def _axes(view: MaxTextView, axis: int) -> Callable[[Path], int]:
 
 
 def _unstack_leaf(path: Path, location: slice, layers: LayerStack, leaf: Leaf, axis: int) -> dict[Path, Leaf]:
-    """Split a stacked leaf into one leaf per layer. Leaves without data are repeated."""
+    """Split a stacked leaf into one leaf per layer; leaves without data are repeated."""
     paths = [_replace_key(path, location, key) for key in layers.layer_keys]
     if not isinstance(leaf, LazyArray):
         return dict.fromkeys(paths, leaf)
@@ -193,7 +193,7 @@ def _stack_leaves(path: Path, gathered: _StackLeaves) -> Leaf:
 
 
 def _nested(parts: list[LazyArray], shape: Shape, axis: int) -> LazyArray:
-    """Stack parts in C order over `shape`, from `axis` on."""
+    """Stack parts in C order over `shape`, starting at `axis`."""
     for length in reversed(shape):
         parts = [stack(parts[k : k + length], axis) for k in range(0, len(parts), length)]
     return parts[0]
@@ -208,10 +208,10 @@ def _with_metadata(tree: Tree, built: Mapping[Path, Leaf], origins: Mapping[Path
 
 
 def check_moments(tree: Tree) -> None:
-    """Require optimizer leaves of layers to have the shapes of their parameters.
+    """Check that the optimizer leaves of layers have the shapes of their parameters.
 
     Raises:
-        ShapeError: An optimizer leaf of a layer has another shape than its parameter.
+        ShapeError: An optimizer leaf of a layer has a different shape from its parameter.
     """
     odd = list(_odd_moments(tree))
     if odd:

@@ -1,4 +1,4 @@
-"""Stack single layers for `jax.lax.scan`, as their model's family groups them, and unstack them."""
+"""Stack single layers for `jax.lax.scan` in the groups of their model's family, and unstack them."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ _EXPECTED = "keys below decoder such as layers or layers_0, as MaxText names the
 @validate_fields
 @dataclass(frozen=True, slots=True)
 class StackLayers:
-    """A transform that stacks layers as MaxText's scan_layers=true expects, with mirrored state.
+    """A transform that stacks layers, with state that mirrors them, as MaxText's scan_layers=true expects.
 
     Layers from `UnstackLayers` are stacked as they were before, unless a cycle or its names are given.
 
     Attributes:
         axis: The axis on which the layers of parameters are stacked (MaxText's param_scan_axis).
-        cycle: The number of layers after which their kinds repeat. None infers it from their contents, which
-            gives one stack if all are the same; `StackAsModel` uses the model's family instead.
-        names: The naming of a cycle, as in `ckpttools.maxtext.cycles.Cycle`; None to infer it.
-        maxtext: The version that decides which variables have their layers on axis 0; None for their previous
-            axis, else the newest version that supports the optimizer's state.
+        cycle: The number of layers after which their kinds repeat. None infers it from the contents of
+            layers, which gives one stack if all are the same; `StackAsModel` uses the model's family instead.
+        names: The naming of a cycle, as in `ckpttools.maxtext.cycles.Cycle`; None infers it.
+        maxtext: The version that decides which variables have their layers on axis 0; None restores their
+            previous axis if known, else uses the newest version that supports the optimizer's state.
     """
 
     axis: int = SCAN_AXIS
@@ -64,8 +64,8 @@ class StackLayers:
 
         Raises:
             UsageError: Layers are already stacked, or do not have this cycle.
-            FormatError: There are no layers, indices are missing, layers hold different arrays, or the
-                optimizer holds state that the version does not support.
+            FormatError: There are no layers, indices are missing, layers have different arrays, or the
+                optimizer has state that the version does not support.
             ShapeError: Layers differ in shapes or dtypes, or moments do not mirror parameters.
         """
         view = _require_layers(tree)
@@ -95,10 +95,10 @@ class StackLayers:
 class UnstackLayers:
     """A transform that unstacks layers as MaxText's scan_layers=false expects.
 
-    The custom metadata records how they were stacked (`ckpttools.maxtext.layer_notes`).
+    The custom metadata records how layers were stacked (`ckpttools.maxtext.layer_notes`).
 
     Attributes:
-        axis: The axis on which the layers of parameters are stacked; None to use shapes or notes.
+        axis: The axis on which the layers of parameters are stacked; None uses shapes or notes.
     """
 
     axis: int | None = None
@@ -109,7 +109,8 @@ class UnstackLayers:
         Raises:
             UsageError: Layers are not stacked.
             FormatError: There are no layers, positions of a cycle are missing, or the axis is unknown.
-            ShapeError: Groups of unequal length, another scan axis, moments that do not mirror parameters.
+            ShapeError: Groups have different lengths, the scan axis is another one, or moments do not mirror
+                parameters.
         """
         tree = with_scan_axis(tree, self.axis)
         view = _require_layers(tree)
@@ -165,7 +166,7 @@ class ForceUnroll:
 
 
 def _require_layers(tree: Tree) -> MaxTextView:
-    """Return the view of a tree that has layers; raise if it has none."""
+    """Return the view of a tree; raise an error if it has no layers."""
     view = view_of(tree)
     if any(path[:1] == (PIPELINE,) for path in view.decoder):
         raise FormatError(
@@ -190,7 +191,7 @@ def _require_layers(tree: Tree) -> MaxTextView:
 
 
 def _refuse_peft(tree: Tree) -> None:
-    """Raise if the tree is a PEFT adapter, which has its own command."""
+    """Raise an error if the tree is a PEFT adapter, for which there is another command."""
     if not (tree.metadata.location and is_adapter(tree)):
         return
     location = parse(tree.metadata.location)
@@ -215,15 +216,15 @@ _LAYERS_PREFIX = f"{DECODER}.{LAYERS}_"
 
 @dataclass(frozen=True, slots=True)
 class StackAsModel:
-    """A transform like `StackLayers` with the layout of the model, unless the user chooses another one.
+    """A transform like `StackLayers` that uses the layout of the model, unless the user chooses another.
 
-    The layout is the one that `UnstackLayers` recorded; otherwise that of the family: the one which the
-    carried configuration identifies, or all families with these names, if they agree.
+    The layout is the one that `UnstackLayers` recorded. Otherwise it is that of the family which the
+    checkpoint's configuration identifies, or of all families with these names, if they agree.
 
     Attributes:
-        axis: See `StackLayers`; None for the recorded axis, or 1.
-        cycle, names, maxtext: See `StackLayers`; the version also decides about names.
-        family: The name of the family, or a file that describes one; None to infer it.
+        axis: As for `StackLayers`; None uses the recorded axis, or 1.
+        cycle, names, maxtext: As for `StackLayers`; the version also decides about names.
+        family: The name of the family, or a file that describes one; None infers it.
     """
 
     axis: int | None = None
@@ -233,7 +234,7 @@ class StackAsModel:
     maxtext: str | None = None
 
     def __call__(self, tree: Tree) -> Transformed:
-        """Return the stacked tree, as `StackLayers`.
+        """Return the stacked tree, like `StackLayers`.
 
         Raises:
             UnknownNameError: The family does not exist.
@@ -252,11 +253,11 @@ class StackAsModel:
         return StackLayers(axis, cycle.length, self.names or cycle.names, self.maxtext)(tree)
 
     def _families(self, tree: Tree) -> list[Family]:
-        """Return the family that the user or the configuration names, else those with these names."""
+        """Return the family that the user or the configuration names, else those with matching names."""
         if self.family is not None:
             return [family_for(None, ModelOptions(self.family), tree.metadata.location)]
         if tree.metadata.config is not None:
-            # The names decide for a model of an unknown type.
+            # For a model of an unknown type, the names decide.
             with suppress(CheckpointError):
                 return [family_of(tree.metadata.config, CONFIG)]
         return _matching_families(tree)
@@ -270,7 +271,7 @@ class StackAsModel:
 
 
 def cycle_of(family: Family, version: Version) -> Cycle:
-    """Return the cycle of a family's layers; of length 1 if they do not repeat.
+    """Return the cycle of a family's layers, which has length 1 if they do not repeat.
 
     Raises:
         UsageError: MaxText does not scan such layers.
@@ -290,7 +291,7 @@ def _cycle_names(scanned: list[str]) -> CycleNames:
 
 
 def refuse_incomplete_cycles(among: Collection[Family], tree: Tree) -> None:
-    """Refuse layers that do not form complete cycles if MaxText scans complete cycles only.
+    """Refuse layers that do not form complete cycles if MaxText scans only complete cycles.
 
     Args:
         among: The families that the model may belong to.
@@ -311,7 +312,7 @@ def refuse_incomplete_cycles(among: Collection[Family], tree: Tree) -> None:
 
 
 def _count_leftover_layers(family: Family, layers: int, config: Mapping[str, Any] | None) -> int:
-    """Return the number of layers after the last complete cycle; 0 if MaxText scans those too."""
+    """Return the number of layers after the last complete cycle; 0 if MaxText also scans those."""
     sizes = {} if config is None else sizes_from_config(config, family.sizes, CONFIG, default_fields(config))
     sizes |= {axis: Size(length, family.name) for axis, length in family.constants.items()}
     sizes |= {axis: Size(layers, LAYERS) for axis in ("layer", "layers") if axis in family.sizes}
@@ -341,7 +342,7 @@ def _only_layout(layouts: Mapping[Cycle, Iterable[str]], location: str, names: C
     """Return the only matching layout.
 
     Raises:
-        FormatError: No layout matches, or several do.
+        FormatError: No layout matches, or several match.
     """
     if len(layouts) == 1:
         return next(iter(layouts))

@@ -19,7 +19,7 @@ from ckpttools.maxtext.view import view_of
 from ckpttools.model_families.hf_defaults import default_values
 
 _TEXT = (DECODER, EMBEDDING[0])
-# Fields that determine how arrays of one shape are split into heads.
+# Fields that determine how arrays of the same shape are split into heads.
 _HEAD_FIELDS = ("config.num_attention_heads", "config.num_key_value_heads", "config.head_dim")
 # Fields that affect values, which are kept from the configuration of the towers.
 _VALUE_FIELDS = (
@@ -29,16 +29,16 @@ _VALUE_FIELDS = (
 
 
 def stitch_models(towers: Tree, decoder: Tree) -> Tree:
-    """Return the model `towers` with the text model of `decoder`.
+    """Return the model `towers` with the text model replaced by that of `decoder`.
 
-    Both are Hugging Face models or both are MaxText checkpoints. The files and the configuration are those of
-    `towers`.
+    Both must be Hugging Face models, or both MaxText checkpoints. The files and the configuration are those
+    of `towers`.
 
     Raises:
         UsageError: Only one is a MaxText checkpoint, there are no towers, or there is training state.
-        CoverageError: The text models differ in names or shapes; the error lists all differences.
-        ConfigError: A Hugging Face model has no configuration, or an unknown one; or the text models split
-            arrays of one shape into different heads.
+        CoverageError: The text models differ in names or shapes. The message lists all differences.
+        ConfigError: A Hugging Face model has no configuration or an unknown one, or the text models split
+            arrays of the same shape into different heads.
     """
     sides = [view_of(item).is_maxtext for item in (towers, decoder)]
     if sides[0] != sides[1]:
@@ -96,7 +96,7 @@ def _check_configs(towers: Tree, decoder: Tree) -> tuple[str, ...]:
 
 
 TextArrays = tuple[Mapping[str, Path], Mapping[str, LazyArray]]
-"""The paths of text arrays in the first model, and the text arrays of the second one, by common names."""
+"""The paths of text arrays in the first model, and the text arrays of the second model, by common names."""
 
 
 def _of_maxtext(towers: Tree, decoder: Tree) -> TextArrays:

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
     from ckpttools.maxtext.conversion_options import ToMaxText
 
-# The scratch memory per element: both sides as float64, their difference, and a mask.
+# Scratch memory per element: both arrays as float64, their difference, and a mask.
 _ELEMENTS = 1 << 18
 _SCRATCH = 64 * _ELEMENTS
-# The number of groups of adjacent rows in a sample of a table.
+# Number of groups of adjacent rows in a sample of a table.
 _SAMPLES = 16
 
 
@@ -58,8 +58,8 @@ class StoredHead:
 
         Args:
             memory: Peak memory limit in bytes.
-            reserved: Bytes of it that are already in use.
-            max_rows: Compare only this many rows, spread over the table; None for all.
+            reserved: Bytes of the limit that are already in use.
+            max_rows: Maximum number of rows to compare, spread over the table; None for all.
 
         Returns:
             The deviation; None if all values are equal.
@@ -119,7 +119,7 @@ def refuse_lost_head(lost: StoredHead, tree: Tree, *, memory: int, reserved: int
 
     Raises:
         ConfigError: The head differs from the embedding.
-        CheckpointError: See `StoredHead.deviation`.
+        CheckpointError: As for `StoredHead.deviation`.
     """
     deviation = lost.deviation(memory=memory, reserved=reserved)
     if deviation is None:
@@ -140,7 +140,7 @@ def refuse_lost_head(lost: StoredHead, tree: Tree, *, memory: int, reserved: int
 
 
 def with_head_compared(error: CoverageError, tree: Tree, options: ToMaxText, memory: int) -> CoverageError:
-    """Add the deviation from the embedding to an error about an unexpected output head.
+    """Add the head's deviation from the embedding to an error about an unexpected output head.
 
     Args:
         error: An error of `ckpttools.maxtext.to_maxtext.to_maxtext`.
@@ -151,7 +151,7 @@ def with_head_compared(error: CoverageError, tree: Tree, options: ToMaxText, mem
         The error, or an extended copy of it if the head is the only defect.
 
     Raises:
-        CheckpointError: See `StoredHead.deviation`.
+        CheckpointError: As for `StoredHead.deviation`.
     """
     if not isinstance(error, NotCoveredError):
         return error
@@ -192,7 +192,7 @@ def _same_bytes(head: LazyArray, table: LazyArray) -> bool:
 
 
 def _parts(head: LazyArray, table: LazyArray, max_rows: int | None) -> Iterator[tuple[LazyArray, LazyArray]]:
-    """Yield both arrays, or groups of their rows, spread over the table."""
+    """Yield both arrays, or only groups of their rows that are spread over the table."""
     import numpy as np
 
     rows, width = head.shape[0], head.shape[1:]
@@ -233,7 +233,7 @@ def _to_float64(carriers: np.ndarray, array: LazyArray) -> np.ndarray:
 
     carriers = np.ascontiguousarray(carriers)
     built = np.empty(carriers.shape, wide(array.dtype))
-    # Casts of signaling NaNs are invalid operations, and the caller compares NaNs itself.
+    # Casting signaling NaNs is an invalid operation, and the caller compares NaNs separately.
     with np.errstate(invalid="ignore"):
         widen(carriers, array.dtype, built)
         return built.astype(np.float64, copy=False)

@@ -1,4 +1,4 @@
-"""Remove the training state and keep the parameters that inference and fine-tuning load."""
+"""Remove the training state, keeping the parameters that inference and fine-tuning load."""
 
 from __future__ import annotations
 
@@ -34,16 +34,17 @@ _AUXILIARY: Path = (NNX_AUX,)
 @validate_fields
 @dataclass(frozen=True)
 class StripOptimizer:
-    """A transform that keeps the parameters: no optimizer state, no random states, no step by default.
+    """A transform that keeps only parameters: no optimizer state, no random states and, by default, no step.
 
     All learned arrays are kept. Variables in MaxText's `nnx_aux` are moved to the parameters, with their
-    layers on axis 0 as before, so that MaxText loads them.
+    layers still on axis 0, so that MaxText loads them.
 
     Attributes:
-        keep_step: Keep the step's array and the number of the step directory. Otherwise the directory is 0,
-            and in Linen's flavor so is the array, as in MaxText's own tool. The NNX flavor has no array.
-        flavour: How to nest the parameters: "same" as in the source, "linen" or "nnx".
-        keep: Patterns, as in `ckpttools.transforms.select.Select`, of leaves that are always kept.
+        keep_step: Whether to keep the step's array and the number of the step directory. Otherwise, the
+            directory is 0, and so is the array in Linen's flavor, as in MaxText's own tool. The NNX flavor
+            has no array.
+        flavour: How to nest the parameters: "same" (as in the source), "linen" or "nnx".
+        keep: Patterns of leaves that are always kept, as in `ckpttools.transforms.select.Select`.
         drop: Patterns of leaves that are dropped, with precedence over everything else.
     """
 
@@ -57,7 +58,7 @@ class StripOptimizer:
 
         Raises:
             MappingError: A quantized weight would lose its scales.
-            FormatError: There are no parameters, it is unclear what they are, or the other flavor does not
+            FormatError: There are no parameters, they cannot be identified, or the other flavor does not
                 support some of them.
             UsageError: There is nothing to strip, no step to keep, or a pattern matches nothing.
         """
@@ -92,7 +93,7 @@ class StripOptimizer:
         return Transformed(_only_item(_with_axis_notes(built, view_of(tree), kept, target)), notes)
 
     def _require_clear(self, tree: Tree) -> None:
-        """Raise if arrays may be either optimizer state or learned."""
+        """Raise an error if arrays may be either optimizer state or learned."""
         known = view_of(tree).roles
         left = [path for path in tree.arrays if known.unclear_of(path) and not first_match(path, self.keep)]
         heads = dict.fromkeys(head for path in left if (head := known.unclear_of(path)))
@@ -119,7 +120,7 @@ class StripOptimizer:
 
 
 def _dropped_remarks(tree: Tree, dropped: Sequence[Path]) -> tuple[str, ...]:
-    """Count the dropped arrays by kind."""
+    """Return remarks with the number of dropped arrays of each kind."""
     known = view_of(tree).roles
     state = [path for path in dropped if known.of(path) == "optimizer"]
     random = [path for path in dropped if known.of(path) != "optimizer" and is_random(path)]
@@ -130,7 +131,7 @@ def _dropped_remarks(tree: Tree, dropped: Sequence[Path]) -> tuple[str, ...]:
 
 
 def _pattern(head: Path, paths: Sequence[Path]) -> str:
-    """Return a pattern for everything below a head, joined as in the tree."""
+    """Return a pattern for everything below a prefix, with the separator of the tree."""
     patterns = (keystr(head), dotted(head))
     return next(
         (pattern for pattern in patterns if any(first_match(path, (pattern,)) for path in paths)), patterns[0]
@@ -146,14 +147,15 @@ def _parameter_paths(view: MaxTextView, target: Flavour) -> dict[Path, Path]:
     """Map the paths of learned arrays to their paths in the new tree.
 
     Raises:
-        FormatError: The target flavor does not support arrays outside the model, or two arrays would get the
+        FormatError: The target flavor does not support arrays outside the model, or two arrays would have the
             same path.
     """
     own, model = view.flavour, {home: inner for inner, home in view.homes.items()}
     learned = view.of_role("parameter")
     empty = {path for path in learned if path not in view.arrays}
     if target == own:
-        # MaxText's training looks for it in a separate collection, but MaxText's post-training does not.
+        # MaxText's training looks for these variables in a separate collection, but its post-training does
+        # not.
         moved = {
             **{
                 path: own.wrapped(model[path]) for path in learned if path in model and path[:1] == _AUXILIARY
@@ -177,7 +179,7 @@ def _parameter_paths(view: MaxTextView, target: Flavour) -> dict[Path, Path]:
 
 
 def _with_axis_notes(built: Tree, view: MaxTextView, kept: Mapping[Path, Path], target: Flavour) -> Tree:
-    """Return the new tree with notes of arrays whose layers are on axis 0."""
+    """Return the new tree with notes about arrays whose layers are on axis 0."""
     notes = view.notes
     were: list[Path] = [tuple(name.split("/")) for name in notes.first_axis]
     # For unstacked layers, only the note records the axis.
@@ -197,7 +199,7 @@ def _only_item(tree: Tree) -> Tree:
 def _with_flavour_nodes(
     kept: Mapping[Path, Leaf], tree: Tree, target: Flavour, step: LazyArray | None
 ) -> Tree:
-    """Add the nodes that the flavor has around parameters. A step of None becomes 0."""
+    """Add the nodes that a flavor has around parameters; a step of None becomes 0."""
     leaves, scalars, source = dict(kept), tree.metadata.scalars, tree.metadata
     if target == LINEN:
         around = linen_state({}, 0, {})

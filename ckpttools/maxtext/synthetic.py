@@ -27,12 +27,12 @@ from ckpttools.model_families.registry import family_of
 from ckpttools.quantized.config import without_quantization
 from ckpttools.transforms.conversion import Convert
 
-# The default of transformers if a configuration does not state it.
+# transformers' default if a configuration does not state the value.
 _DEFAULT_RANGE = 0.02
 _RANGE_FIELD = "initializer_range"
-# Ten standard deviations of it are still within the range of float16.
+# Ten of these standard deviations are still within the range of float16.
 _MAX_SCALE = 6000
-# Fields whose other values mean other arrays than the rows of the family.
+# Fields for which other values imply other arrays than the rows of the family.
 _ARRAY_FIELDS = frozenset(
     (
         *("config.decoder_sparse_step", "config.mlp_only_layers", "config.moe_layer_freq"),
@@ -47,7 +47,7 @@ def shapes_of(config: Mapping[str, Any]) -> dict[str, Shape]:
     """Return the names and shapes of a model's tensors in layer order.
 
     Raises:
-        ConfigError, ShapeError: No family has its type, or the configuration lacks a size.
+        ConfigError, ShapeError: No family has the model's type, or the configuration lacks a size.
     """
     return _in_natural_order(right_shapes(_table(config, family_of(config, CONFIG))))
 
@@ -62,15 +62,16 @@ def synthetic_model(
     """Return a Hugging Face model with randomly initialized weights.
 
     Args:
-        config: The model's `config.json`, which states all of its sizes.
-        seed: The seed; equal seeds give equal models.
+        config: The model's `config.json`, which must state all sizes.
+        seed: The random seed; the same seed gives the same model.
         dtype: The dtype of the weights; None for bfloat16.
         location: The location of the configuration.
 
     Towers whose configuration does not state all sizes, as in Gemma 3, are left out with a note.
 
     Raises:
-        ConfigError, ShapeError: See `shapes_of`; or the configuration describes other arrays than the rows.
+        ConfigError, ShapeError: As for `shapes_of`, or the configuration describes other arrays than the
+            rows.
     """
     plain = without_quantization(config)
     family = family_of(plain, CONFIG)
@@ -128,7 +129,7 @@ def text_model_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _table_and_shapes(config: Mapping[str, Any], family: Family) -> tuple[Table, dict[str, Shape], Notes]:
-    """Return the rows and shapes that the configuration states, without towers if it must."""
+    """Return the rows and shapes that the configuration states, without towers if it lacks their sizes."""
     table = _table(config, family)
     try:
         return table, right_shapes(table), Notes()

@@ -18,7 +18,7 @@ WAYS = ("keep", "drop", "materialize")
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The names of an embedding and of the output head that may be the same array."""
+    """The names of an embedding and of an output head that may be the same array."""
 
     embedding: str
     head: str
@@ -33,7 +33,7 @@ class Head:
 
 
 LEFT_HEAD = Head(keystr(EMBEDDING), keystr(HEAD))
-"""The names in MaxText, keys joined by "/"."""
+"""The names in MaxText, with keys joined by "/"."""
 
 
 def right_head(family: Family, spelling: Spelling) -> Head | None:
@@ -54,8 +54,8 @@ def tied_flags(way: str | None, head: str | None, names: Mapping[str, LazyArray]
     """Return the flag that the user sets; nothing if the configuration decides.
 
     Args:
-        way: "keep" follows the existing arrays, "drop" means a model without a head, "materialize" one that
-            gets a head.
+        way: "keep" follows the existing arrays, "drop" means a model without a head, and "materialize" a
+            model that gets a head.
         head: The name of the source's head, or None.
         names: The arrays of the source.
     """

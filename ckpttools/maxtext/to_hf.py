@@ -1,4 +1,4 @@
-"""Convert a MaxText tree to a Hugging Face one."""
+"""Convert a MaxText tree to a Hugging Face tree."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ class HuggingFaceModel:
 
     Attributes:
         tree: The arrays under their Hugging Face names.
-        config: The content of `config.json`; None if it is unknown.
+        config: The content of `config.json`; None if unknown.
         notes: Notes for the user.
         has_text_model: Whether the family has a text model without towers.
-        extra: Name -> rows of the array it was made from that the model does not have; MaxText's name -> an
-            array that only MaxText has.
+        extra: Name -> rows of its source array that the model does not have; MaxText's name -> an array that
+            only MaxText has.
         lost_head: The output head that is left out as a copy of the embedding. It has not been compared yet.
     """
 
@@ -91,13 +91,13 @@ class HuggingFaceModel:
 
 @dataclass(frozen=True)
 class _ConvertedArrays:
-    """The arrays that the rows produce for a source.
+    """The arrays that the rows produce from a source.
 
     Attributes:
         mapped: The mapped arrays without quantized weights.
         codes: The values of weights that stay quantized.
-        grids: Their scales, and rows that leave these values unchanged.
-        plain: The arrays of `mapped`; changed ones have the dtype of the original model.
+        grids: The scales of those weights, and rows that leave their values unchanged.
+        plain: The arrays of `mapped`, with changed ones in the dtype of the original model.
     """
 
     mapped: Mapped
@@ -112,10 +112,10 @@ class _ConvertedArrays:
 
 
 def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> HuggingFaceModel:
-    """Convert a MaxText tree to a Hugging Face one.
+    """Convert a MaxText tree to a Hugging Face tree.
 
     Raises:
-        ConfigError: The model is unknown, or its configuration contradicts the carried one.
+        ConfigError: The model is unknown, or its configuration contradicts the one in the checkpoint.
         CoverageError: The arrays do not match that model.
         FormatError: Weights are quantized, or the scan axis is unknown.
     """
@@ -137,7 +137,7 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
     )
     copied = _head_to_copy(source, converted)
     copy_remarks = () if copied is None else (copied.copy_remark,)
-    # Only an available model shows which arrays it could provide.
+    # Only if the model is available is it known which arrays it could provide.
     lacking = bool(files.weights) and not left_out
     notes = (
         tree.metadata.notes
@@ -174,7 +174,7 @@ def _deviations(bound: BoundModel, files: ModelFiles) -> Iterator[str]:
 
 
 def _convert(source: BoundSource) -> _ConvertedArrays:
-    """Map the expected arrays, and refuse those that contradict the model's configuration."""
+    """Map the expected arrays, refusing those that contradict the model's configuration."""
     bound, files, expected = source.bound, source.files, source.expected
     grids = hugging_face_grids(bound.table, expected, source.native, (VOCAB,))
     with refused_weights(grids.problems, files.config, source.location):
@@ -203,7 +203,7 @@ def _build_arrays(
 
 
 def _head_to_copy(source: BoundSource, converted: _ConvertedArrays) -> tying.Head | None:
-    """Return the names of a head that is copied from the embedding, and of the embedding, or None."""
+    """Return the names of the embedding and of the head that is copied from it, or None."""
     head = _head(source)
     is_copied = source.options.model.tied == "materialize" and head and head.head not in converted.plain
     return head if is_copied else None
@@ -232,7 +232,7 @@ def _mapped(
     """Map the arrays by the model's table.
 
     Raises:
-        CoverageError: The arrays do not match the model; the error is short if the user named the model.
+        CoverageError: The arrays do not match the model. The message is short if the user named the model.
     """
     try:
         return bound.table.to_right(arrays, (VOCAB,))
@@ -253,7 +253,7 @@ def _mapped(
 def _surplus_arrays(
     table: Table, arrays: Mapping[str, LazyArray], mapped: Mapped
 ) -> Iterator[tuple[str, Surplus]]:
-    """Yield surplus rows that are left out by the new array name, and complete arrays by their own name."""
+    """Yield surplus rows that are left out, by the new name, and complete arrays by their own name."""
     for row in table.rows:
         name = str(row.left.key)
         if name in mapped.extra:
@@ -276,7 +276,7 @@ def _carried_arrays(
     """Return the written arrays that MaxText does not support.
 
     Raises:
-        FormatError: They are quantized, unlike MaxText's arrays.
+        FormatError: The arrays are quantized, unlike MaxText's arrays.
     """
     if options.spelling == TEXT:
         return {}
@@ -290,7 +290,7 @@ def _with_plain_carried(files: ModelFiles, dtype: DType | None) -> tuple[ModelFi
     """Dequantize the carried arrays, like MaxText's arrays.
 
     Raises:
-        FormatError: Their scales cannot be dequantized.
+        FormatError: The arrays cannot be dequantized.
     """
     leaves: dict[TreePath, LazyArray] = {(name,): array for name, array in files.carried.items()}
     tree = Tree(leaves, Metadata(config=files.config, location=files.location))
@@ -299,16 +299,16 @@ def _with_plain_carried(files: ModelFiles, dtype: DType | None) -> tuple[ModelFi
 
 
 def _quantized_names(carried: Mapping[str, LazyArray], files: ModelFiles) -> set[str]:
-    """Return the names of quantized carried weights and their scales, which must not be cast."""
+    """Return the names of carried quantized weights and their scales, which must not be cast."""
     result = find_weights(carried, files.config).values()
     return {name for item in result for name in (item.name, *item.sides)}
 
 
 def require_towers(model: HuggingFaceModel, files: ModelFiles, location: str) -> None:
-    """Raise if the configuration declares towers without arrays.
+    """Raise an error if the configuration declares towers without arrays.
 
     Raises:
-        ConfigError: The configuration describes towers without arrays.
+        ConfigError: The configuration declares towers without arrays.
     """
     names = [dotted(path) for path in model.tree]
     absent = absent_towers(model.config.config, names) if model.config else ()
@@ -326,7 +326,7 @@ def require_towers(model: HuggingFaceModel, files: ModelFiles, location: str) ->
 def _restored_arrays(
     mapped: Mapped, main: DType | None, spelling: Spelling, files: ModelFiles
 ) -> dict[str, LazyArray]:
-    """Return the mapped arrays; changed ones in their original dtype."""
+    """Return the mapped arrays, with changed ones in their original dtype."""
     return {
         key: restore_dtype(array, main, files.dtypes.get(spelling.plain(key)))
         if key in mapped.changed
@@ -338,7 +338,7 @@ def _restored_arrays(
 def hf_value_notes(
     mapped: Mapped, built: Mapping[str, LazyArray], options: ToHuggingFace, dropped: tuple[str, ...]
 ) -> Notes:
-    """Return notes on changed values for the user.
+    """Return notes about changed values for the user.
 
     Args:
         mapped: The arrays, and the effect of their rows on values.
@@ -370,7 +370,7 @@ def hf_value_notes(
 
 
 def _rounded_dtypes(note: ValueNote, rounded: Mapping[str, DType]) -> str:
-    """Return the dtypes to which arrays of a row are rounded; "" if none is."""
+    """Return the dtypes to which the arrays of a row are rounded; "" if none are."""
     key = parse_key(note.key)
     return " and ".join(
         {dtype.name: None for name, dtype in rounded.items() if key.numbers(name) is not None}
@@ -389,7 +389,7 @@ def config_to_write(
     built: Mapping[str, LazyArray],
     tied: bool | None,
 ) -> WeightsConfig | None:
-    """Return the configuration of the output, or None. Raise the errors of `without_absent_parts`."""
+    """Return the configuration of the output, or None; raises the errors of `without_absent_parts`."""
     if files.config is None:
         return None
     text = text_config(files.config, bound.spelling) if options.spelling == TEXT else None
@@ -409,7 +409,7 @@ def config_remarks(
 
     Args:
         config: The configuration; None if there is none.
-        built: The arrays that are written with it.
+        built: The arrays that are written with the configuration.
         lacking: Whether the available model has no additional arrays.
     """
     if config is None:
@@ -437,10 +437,10 @@ class BoundSource:
 
     Attributes:
         tree: The tree, with its layers on the axis that the user chose.
-        native: Its parameters, with the scales of those that stay quantized.
-        unbound: Its parameters, with the user's options and the files of the model.
-        bound: The rows.
-        head, towers: Names of parameters that are not expected: the output head, and towers.
+        native: The parameters, with the scales of those that stay quantized.
+        unbound: The parameters, with the user's options and the files of the model.
+        bound: The rows of the model.
+        head, towers: Names of parameters that are not converted: the output head, and towers.
     """
 
     tree: Tree
@@ -464,7 +464,7 @@ class BoundSource:
 
     @property
     def lost_head(self) -> StoredHead | None:
-        """Return the output head that the user leaves out, if there is one."""
+        """Return the output head that the user leaves out, or None."""
         arrays, table = self.unbound.arrays, dotted(EMBEDDING)
         for name in self.head:
             if table in arrays:
@@ -481,7 +481,7 @@ class BoundSource:
 
 
 def bind_source(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> BoundSource:
-    """Identify the model of a tree. Raise the errors of `to_huggingface`."""
+    """Identify the model of a tree; raises the errors of `to_huggingface`."""
     tree = with_scan_axis(tree, options.scan_axis)
     arrays = named_parameters(tree, options.prefix)
     numbers = options.dtype or DTYPES["bfloat16"] if options.dequantizes else None
@@ -513,6 +513,6 @@ def _with_all_rows(bound: BoundModel, arrays: Mapping[str, LazyArray]) -> BoundM
 
 
 def _unwanted_head(bound: BoundModel, arrays: Mapping[str, LazyArray], way: str | None) -> frozenset[str]:
-    """Return the output head that the user leaves out, if there is one."""
+    """Return the output head that the user leaves out, or None."""
     head = tying.left_head(bound.family)
     return frozenset((head,) if way == "drop" and head is not None and head in arrays else ())

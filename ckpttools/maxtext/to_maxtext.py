@@ -1,4 +1,4 @@
-"""Convert a Hugging Face tree to the one that MaxText's own converter writes."""
+"""Convert a Hugging Face tree to the tree that MaxText's own converter writes."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class MaxTextState:
         carried: Arrays without a counterpart in MaxText that are kept.
         spelling: The spelling of names in the source.
         notes: Notes for the user.
-        dtypes: See `ckpttools.maxtext.original_dtypes.recorded_dtypes`; for the reverse conversion.
+        dtypes: Dtypes for the reverse conversion; see `ckpttools.maxtext.original_dtypes.recorded_dtypes`.
         lost_head: The output head that is left out as a copy of the embedding. It has not been compared yet.
         tied: How the output head was handled; None if the configuration decided.
         recomputed: States of modules and buffers in the source, which are left out, by name.
@@ -100,16 +100,17 @@ class MaxTextState:
 
     @property
     def parameters(self) -> dict[TreePath, Leaf]:
-        """Return the parameters alone, below `params` as in the complete tree."""
+        """Return only the parameters, below `params` as in the complete tree."""
         return {path: leaf for path, leaf in self.state.items() if path[0] == PARAMS}
 
 
 def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
-    """Convert a Hugging Face tree to the one that MaxText's own converter writes.
+    """Convert a Hugging Face tree to the tree that MaxText's own converter writes.
 
     Raises:
         ConfigError: The configuration is missing or invalid.
-        CoverageError: The arrays do not match it, or a part of the model would be lost without a request.
+        CoverageError: The arrays do not match the configuration, or a part of the model would be lost without
+            a request.
         FormatError: Weights have an unsupported quantization scheme, or lack their scales.
     """
     drop = expand_branches(dotted_patterns(options.drop, tree), map(dotted, tree.arrays))
@@ -156,7 +157,7 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
 
 
 def _refuse_kinds_of_layers(error: NotCoveredError, tree: Tree, options: ToMaxText) -> None:
-    """Explain arrays that do not fit because MaxText has layers of other kinds at their numbers.
+    """Explain arrays that do not fit because MaxText has other kinds of layers at their indices.
 
     Raises:
         NotCoveredError: All arrays that do not fit belong to such layers.
@@ -177,7 +178,7 @@ def _refuse_kinds_of_layers(error: NotCoveredError, tree: Tree, options: ToMaxTe
 
 
 def dotted_patterns(drop: Sequence[str], tree: Tree) -> list[str]:
-    """Return patterns with dots between keys, where the user joined keys with slashes."""
+    """Return patterns with dots between keys in place of the user's slashes."""
     names = {prefix for path in tree for prefix in prefixes(dotted(path), ".")}
 
     def is_joined(pattern: str) -> bool:
@@ -202,7 +203,7 @@ def _hub_patterns(drop: Sequence[str], tree: Tree, plain: Tree, hub: Tree) -> tu
     renamed = [now.get(id(own[name]), name) for name in matching(own, of_source)]
     if hub is not plain:
         renamed = [hub_name(name) or name for name in renamed]
-    # Arrays that no longer exist were left out with the wrappers.
+    # Arrays that no longer exist were left out together with the wrappers.
     literal = (name for name in renamed if name in names)
     return (*(item for item in result if item not in of_source), *literal)
 
@@ -234,7 +235,7 @@ def _mapped(source: HuggingFaceSource, options: ToMaxText) -> tuple[Mapped, Scal
     """Return MaxText's arrays, and the scales of those that stay quantized.
 
     Raises:
-        ConfigError: The family that the user names gives other values than that of the configuration.
+        ConfigError: The user's family gives other values than the family of the configuration.
         CoverageError: The arrays do not match the model.
         FormatError: Weights are quantized in blocks that cannot be rearranged.
     """
@@ -270,7 +271,7 @@ def _state(mapped: Mapped, grids: ScaleGrids, options: ToMaxText) -> Tree:
 
 
 def _unquantized(tree: Tree, options: ToMaxText) -> tuple[KeptWeights, DequantizedTree | None]:
-    """Return the tree without scales, with its weights kept or dequantized."""
+    """Return the tree without scales, with its weights either kept quantized or dequantized."""
     if options.quantized == "keep":
         refuse_few_bits(options.dtype, tree.metadata.location)
         return split_quantized(tree), None
@@ -318,7 +319,7 @@ def maxtext_remarks(
 
 
 def _stale_config_remarks(declared: Mapping[str, object] | None) -> Iterator[str]:
-    """Yield a remark if a configuration declares plain weights quantized."""
+    """Yield a remark if a configuration declares plain weights to be quantized."""
     if declared:
         yield (
             f"{CONFIG} declares {scheme(declared)}, but no weight is quantized: the values are used unchanged"
@@ -349,7 +350,7 @@ def _tower_remarks(towers: Collection[str], way: str) -> Iterator[str]:
 
 
 def _vocab_notes(family: Family, vocab: int | None, pad_vocab: int | None) -> Iterator[Note]:
-    """Yield notes on padding and on the vocabulary size in MaxText's own configuration."""
+    """Yield notes on padding, and on the vocabulary size in MaxText's own configuration."""
     if vocab is None:
         return
     if pad_vocab:
@@ -363,11 +364,11 @@ def _vocab_notes(family: Family, vocab: int | None, pad_vocab: int | None) -> It
 
 @dataclass(frozen=True)
 class HuggingFaceSource:
-    """A Hugging Face tree with its model, before it is mapped.
+    """A Hugging Face tree and its model, before it is mapped.
 
     Attributes:
         kept: The tree without scales.
-        arrays: The arrays by name, including an output head that is created.
+        arrays: The arrays by name, including a newly created output head.
         family, table, spelling: The family, rows and spelling of the model.
         drop: Patterns of arrays to leave out, including the name of an output head that is left out.
         remarks: Remarks on dtypes.
@@ -407,7 +408,7 @@ def bind_hf_source(kept: KeptWeights, options: ToMaxText) -> HuggingFaceSource:
         arrays, widened = with_uniform_dtypes(arrays)
     family, table = _table(tree, arrays, options)
     if not kept.scales:
-        # All arrays are used, because the arrays that are left out may be scales of others.
+        # Use all arrays, because arrays that are left out may be scales of others.
         refuse_quantized(arrays, tree.metadata.config, tree.metadata.location)
     spelling = family.spelling_of(arrays)
     head, drop, lost = tying.right_head(family, spelling), options.drop, None
@@ -471,7 +472,7 @@ def bind_family(
 
 
 def _refuse_scanned(family: Family, table: Table) -> None:
-    """Raise if MaxText does not scan such layers. Raise the errors of `Family.refuse_scanned`."""
+    """Raise an error if MaxText does not scan such layers; see `Family.refuse_scanned`."""
     has_towers = any(table.flags[tower].value for tower in family.towers)
     alone = "" if family.never_scanned else f"; {option('text_only', True)} leaves the towers out"
     hint = (
@@ -481,10 +482,10 @@ def _refuse_scanned(family: Family, table: Table) -> None:
 
 
 def _require_towers(family: Family, table: Table, arrays: Mapping[str, LazyArray], location: str) -> None:
-    """Raise if the configuration declares a tower without any arrays.
+    """Raise an error if the configuration declares a tower without any arrays.
 
     Raises:
-        CoverageError: A declared tower has no arrays; the rows report partially missing towers.
+        CoverageError: A declared tower has no arrays. Partially missing towers are reported by the rows.
     """
     for tower in family.towers:
         flag = table.flags[tower]
@@ -500,7 +501,7 @@ def _require_towers(family: Family, table: Table, arrays: Mapping[str, LazyArray
 
 
 def arrays_of(family: Family, tower: str, arrays: Mapping[str, LazyArray]) -> Mapping[str, LazyArray]:
-    """Return a tower's arrays in Hugging Face's files."""
+    """Return a tower's arrays in Hugging Face files."""
     return Table((), {}, left_out=family.tower_patterns((tower,))).left_out_of(arrays)
 
 
@@ -513,7 +514,7 @@ def _dropped_towers(family: Family, arrays: Mapping[str, LazyArray], drop: Seque
 
 
 def _family(tree: Tree, config: Mapping[str, object], model: ModelOptions) -> Family:
-    """Return the model's family. If its type is unknown, the error names families with these names."""
+    """Return the model's family; for an unknown type, the error lists families with matching names."""
     try:
         return family_for(config, model, tree.metadata.location)
     except ConfigError as error:

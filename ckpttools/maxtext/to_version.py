@@ -29,13 +29,13 @@ from ckpttools.transforms.base import Transform, Transformed
 class ForVersion:
     """A transform to the layout of a MaxText version, including state that mirrors parameters.
 
-    Variables in separate collections are moved to the parameters, where every way of loading them looks. In
-    training states, variables that the version does not train as parameters are in `nnx_aux`, and the others
-    among the parameters. Layers stay stacked or unstacked, on their present axis.
+    Variables in separate collections are moved to the parameters, where every loader looks for them. In
+    training states, variables that the version does not train as parameters go to `nnx_aux`, and the others
+    to the parameters. Layers stay stacked or unstacked, on their current axis.
 
     Attributes:
         maxtext: The name of the version in `ckpttools.maxtext.versions.VERSIONS`.
-        family: The family of the model, or a file that describes one; None to infer it.
+        family: The family of the model, or a file that describes one; None infers it.
     """
 
     maxtext: str = NEWEST
@@ -46,7 +46,7 @@ class ForVersion:
 
         Raises:
             FormatError: The tree is not a MaxText checkpoint, the layout of its layers is unknown, an
-                optimizer holds state that the version does not support, or the version does not support
+                optimizer has state that the version does not support, or the version does not support
                 quantized weights.
             UsageError: The tree already has the version's layout.
             UnknownNameError: The version or the family does not exist.
@@ -101,7 +101,7 @@ class ForVersion:
 
 
 def _axis(tree: Tree) -> int:
-    """Return the scan axis. Raise the errors of `known_scan_axis`."""
+    """Return the scan axis; raises the errors of `known_scan_axis`."""
     try:
         return known_scan_axis(view_of(tree)) or 0
     except FormatError as error:
@@ -112,7 +112,7 @@ def _axis(tree: Tree) -> int:
 
 
 def _is_version_specific(key: Path) -> bool:
-    """Return whether versions may stack these layers differently, by the name below `layers`."""
+    """Return whether versions may stack these layers differently, judged by the name below `layers`."""
     named = split_number(key[1]) if len(key) > 1 else None
     is_position = named is not None and named[0] == LAYER
     return key[0] == LAYERS and (is_position or key[1:] in ((LOCAL,), (GLOBAL,)))
@@ -122,7 +122,7 @@ def _with_collected_variables(tree: Tree) -> Tree:
     """Return a tree with the variables of collections among the parameters.
 
     Raises:
-        FormatError: Two arrays would get the same path.
+        FormatError: Two arrays would have the same path.
     """
     view = view_of(tree)
     moved = collection_moves(view)
@@ -139,7 +139,7 @@ def _with_trained_variables(tree: Tree, version: Version) -> tuple[Tree, list[Pa
     """Move variables in `nnx_aux` that a version trains to the parameters.
 
     Raises:
-        FormatError: Two arrays would get the same path.
+        FormatError: Two arrays would have the same path.
     """
     view = view_of(tree)
     known = {
@@ -162,7 +162,7 @@ def _with_untrained_variables(tree: Tree, version: Version) -> Tree:
     """Move variables that a version does not train to `nnx_aux` in a training state.
 
     Raises:
-        FormatError: An optimizer holds state of them, or two arrays would get the same path.
+        FormatError: An optimizer has state of such variables, or two arrays would have the same path.
     """
     view = view_of(tree)
     moved = {

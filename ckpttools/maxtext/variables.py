@@ -22,7 +22,7 @@ def is_variable(path: Path, version: Version) -> bool:
 
 
 def stacked_variables(view: MaxTextView, version: Version) -> Iterator[tuple[Path, int, int]]:
-    """Yield stacked variables: path in the model, scan axis of the array, number of axes."""
+    """Yield stacked variables: path in the model, scan axis of the array, and number of axes."""
     stacked = {key: axes for key, axes in view.stacked_keys.items() if axes}
     for path, array in view.parameters.items() if stacked else ():
         location = layer_key_slice(path, stacked) if is_variable(path, version) else None
@@ -34,7 +34,7 @@ def stacked_variables(view: MaxTextView, version: Version) -> Iterator[tuple[Pat
 def with_variable_axes(tree: Tree, version: Version) -> Tree:
     """Return a tree whose variables have their layers on axis 0, as a version stores them.
 
-    The axis is recorded, because shapes do not show it if the numbers of layers and experts are equal.
+    The axis is recorded, because shapes do not show it if there are as many layers as experts.
     """
     view = view_of(tree)
     moved: dict[Path, LazyArray] = {}
@@ -64,16 +64,16 @@ def first_axis_of(paths: Iterable[Path], view: MaxTextView, version: Version) ->
 
 
 def version_of_state(view: MaxTextView) -> Version:
-    """Return the newest version that supports the optimizer's state; else the newest."""
+    """Return the newest version that supports the optimizer's state, or else the newest version."""
     fitting = (version for version in VERSIONS.values() if not _variable_moments(view, version))
     return next(fitting, VERSIONS[NEWEST])
 
 
 def refuse_moments(tree: Tree, version: Version) -> None:
-    """Raise if the optimizer holds state of parameters that become variables.
+    """Raise an error if the optimizer has state of parameters that become variables.
 
     Raises:
-        FormatError: Such state exists; the error lists it.
+        FormatError: Such state exists. The message lists it.
     """
     odd = _variable_moments(view_of(tree), version)
     if odd:
@@ -93,7 +93,7 @@ def _variable_moments(view: MaxTextView, version: Version) -> list[Path]:
 
 
 def collection_moves(view: MaxTextView) -> Mapping[Path, Path]:
-    """Map variables in a collection of their class to paths among the parameters."""
+    """Map variables in collections of their class to paths among the parameters."""
     flavour = view.flavour
     return {
         home: flavour.wrapped(inner)
@@ -108,11 +108,11 @@ def _in_collection(home: Path, prefix: Path) -> bool:
 
 
 def matching_versions(view: MaxTextView, families: Collection[str]) -> tuple[str, ...]:
-    """Return the MaxText versions with the layout of a tree, newest first.
+    """Return the MaxText versions that have the layout of a tree, the newest first.
 
     Args:
         view: The view of the tree.
-        families: Names of the families that it may belong to.
+        families: Names of the families that the tree may belong to.
     """
     fitting = (version for version in VERSIONS.values() if _matches_version(view, families, version))
     return tuple(item.name for item in fitting) if view.is_maxtext else ()
@@ -129,7 +129,7 @@ def _matches_version(view: MaxTextView, families: Collection[str], version: Vers
 
 
 def misplaced_variables(view: MaxTextView, version: Version) -> Iterator[Path]:
-    """Yield variables whose layers are on another axis than in a version, as model paths."""
+    """Yield the model paths of variables whose layers are on another axis than in a version."""
     every = (variable for other in VERSIONS.values() for variable in stacked_variables(view, other))
     for path in dict.fromkeys(path for path, axis, _ in every if axis):
         home = view.homes[path]

@@ -22,13 +22,13 @@ _TABLE_V4: Path = ("mlp", "MoeBlock_0", "tid2eid")
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """One version of MaxText.
+    """A version of MaxText.
 
     Attributes:
         name: The value of the option `maxtext`.
         orbax: The API that reads the user's paths. "v0" reads exactly the directory of the item; "v1" reads
-            the step above it, so a trailing `/items` is cut off first.
-        parameters_need_checkpointing: Whether load_parameters_path is refused with enable_checkpointing
+            its parent step, so a trailing `/items` is removed first.
+        parameters_need_checkpointing: Whether load_parameters_path is refused if enable_checkpointing is
             false, as load_full_state_path is in all versions.
         renames_before_deletion: Whether checkpoint_todelete_subdir may be set.
         learned_variables: Whether variables with a separate class, such as router biases, must be among the
@@ -36,10 +36,10 @@ class Version:
         variables: Path suffixes of variables with a separate class; their layers are always on axis 0. Other
             versions have parameters at these paths.
         stacked_by_kind: Families with a stack for each kind of layer in their cycle; other models with linear
-            attention have one for each position. Model names begin with these.
+            attention have one for each position. Model names begin with these names.
         absent_models: Names of unsupported models.
         absent_settings: Names of removed settings.
-        has_fp8: Whether it supports FP8 weights with scales.
+        has_fp8: Whether the version supports FP8 weights with scales.
     """
 
     name: str

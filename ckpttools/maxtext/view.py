@@ -1,4 +1,4 @@
-"""A view of a tree as a MaxText checkpoint: kind, flavor, layers, parameters, each computed once.
+"""A view of a tree as a MaxText checkpoint: kind, flavor, layers and parameters, each computed once.
 
     view = view_of(open_tree(path))
     view.kind, view.flavour.name, view.scan_axis            "stacked-training", "linen", 1
@@ -47,12 +47,12 @@ _SGD = {"count", "trace"}
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """The optimizer whose state a tree holds.
+    """The optimizer whose state a tree has.
 
     Attributes:
         name: "adamw" for optax's chain, "adam_pax" for Pax's flat state.
         moments: The paths that mirror the parameters, such as "opt_state/0/mu".
-        mirrored: Whether all of them have the shapes of the parameters.
+        mirrored: Whether all moments have the shapes of the parameters.
     """
 
     name: OptimizerName
@@ -66,18 +66,18 @@ def optimizer_of(
     parameters: Mapping[Path, LazyArray],
     flavour: Flavour,
 ) -> Optimizer | None:
-    """Return the optimizer of a state; None if it is empty.
+    """Return the optimizer of a state; None if the state is empty.
 
     Args:
         state: All leaves of an optimizer.
-        inner: Their paths within its state.
+        inner: The paths of the leaves within the state.
         parameters: The model's parameters, under their paths in the model.
         flavour: The flavor of the tree.
     """
     inner = [path for path in inner if path]
     if not inner:
         return None
-    # A chain has an entry for each of its parts; the first one scales gradients.
+    # A chain has an entry for each of its parts; the first part scales gradients.
     chained = {str(path[1]) for path in inner if len(path) > 1 and str(path[0]) == "0"}
     named = {str(key) for path in inner for key in path[:2] if not str(key).isdecimal()}
     heads = _mirrored_heads(state, parameters, flavour)
@@ -94,7 +94,7 @@ def optimizer_of(
 def _mirrored_heads(
     state: Mapping[Path, Leaf], parameters: Mapping[Path, LazyArray], flavour: Flavour
 ) -> dict[str, bool]:
-    """Map paths that mirror the parameters to whether all shapes match."""
+    """Map prefixes that mirror the parameters to whether all shapes match."""
     same: dict[str, bool] = {}
     for path, array in state.items():
         if not isinstance(array, LazyArray):
@@ -109,7 +109,7 @@ def _mirrored_heads(
 
 
 def view_of(tree: Tree) -> MaxTextView:
-    """Return the view of a tree. It is cached with the tree."""
+    """Return the view of a tree, which is cached with the tree."""
     return tree.once(_view)
 
 
@@ -120,11 +120,11 @@ def _view(tree: Tree) -> MaxTextView:
 
 @dataclass(frozen=True, eq=False)
 class MaxTextView:
-    """A tree as a MaxText checkpoint.
+    """A tree viewed as a MaxText checkpoint.
 
     Attributes:
-        leaves, arrays, metadata: Those of the tree.
-        roles: The roles of its leaves.
+        leaves, arrays, metadata: As for the tree.
+        roles: The roles of the leaves.
     """
 
     leaves: Mapping[Path, Leaf] = field(repr=False)
@@ -134,7 +134,7 @@ class MaxTextView:
 
     @cached_property
     def kind(self) -> Kind | None:
-        """Return whether layers are stacked and training state exists; None without layers."""
+        """Return whether layers are stacked and training state exists; None if there are no layers."""
         if not (self.is_stacked or self.single_layers):
             return None
         if self.is_stacked:
@@ -145,7 +145,7 @@ class MaxTextView:
     def is_training(self) -> bool:
         """Return whether the tree has optimizer state, or an empty optimizer node.
 
-        Plain gradient descent has such a node; it is empty if only parameters were saved.
+        Plain gradient descent has an empty node, and so do trees that were saved with only their parameters.
         """
         has_location = any(any(map(container, path[:-1])) for path in self.leaves)
         return has_location or any(path in self.arrays for path in self.of_role("optimizer"))
@@ -188,11 +188,11 @@ class MaxTextView:
 
     @cached_property
     def parameters(self) -> Mapping[Path, LazyArray]:
-        """Return the model's parameters by their paths without the flavour's wrapping.
+        """Return the model's parameters by their paths without the flavor's wrapping.
 
         Optimizer state, step and random states are left out, and so are arrays outside the model: collections
-        other than `params`, and models other than `base`. Variables outside the parameters that are stacked
-        on axis 0 have their layers on the scan axis here.
+        other than `params`, and models other than `base`. Variables that are stored with their layers on axis
+        0 have them on the scan axis here.
         """
         if all(map(is_, self.homes, self.homes.values())) and len(self.homes) == len(self.arrays):
             return self.arrays
@@ -210,13 +210,13 @@ class MaxTextView:
         """Return the parameters by dotted names.
 
         Raises:
-            FormatError: Two of them have the same name.
+            FormatError: Two parameters have the same name.
         """
         return by_name(self.parameters)
 
     @cached_property
     def on_first_axis(self) -> frozenset[Path]:
-        """Return the paths of parameters whose layers are on axis 0, unlike those of the others."""
+        """Return the paths of parameters whose layers are on axis 0, unlike those of other parameters."""
         seen = self.parameters
         return frozenset(home for inner, home in self.homes.items() if seen[inner] is not self.arrays[home])
 
@@ -232,12 +232,12 @@ class MaxTextView:
 
     @cached_property
     def stacked_keys(self) -> Mapping[Path, int]:
-        """Map keys below `decoder` that hold stacks or remainders to the number of stacked axes."""
+        """Map keys below `decoder` that have stacks or remainders to the number of stacked axes."""
         return stacked_keys(self.decoder)
 
     @cached_property
     def single_layers(self) -> Mapping[str, list[int]]:
-        """Return the numbers of single layers by name, ascending."""
+        """Return the sorted indices of single layers by name."""
         return single_layers(self.decoder)
 
     @cached_property
@@ -256,7 +256,7 @@ class MaxTextView:
 
     @cached_property
     def stacks(self) -> tuple[LayerStack, ...]:
-        """Return the layout of the layers, including single ones.
+        """Return the layout of the layers, including single layers.
 
         Raises:
             FormatError: Positions of a cycle are missing.
@@ -266,7 +266,7 @@ class MaxTextView:
 
     @cached_property
     def layers(self) -> tuple[LayerGroup, ...]:
-        """Return the groups of layers; () if they are inconsistent."""
+        """Return the groups of layers; empty if they are inconsistent."""
         try:
             return layer_groups(self.stacks)
         except CheckpointError:
@@ -274,19 +274,19 @@ class MaxTextView:
 
     @cached_property
     def optimizer(self) -> Optimizer | None:
-        """Return the optimizer whose state the tree holds; None without state."""
+        """Return the optimizer whose state the tree has, or None."""
         state = {path: self.leaves[path] for path in self.of_role("optimizer")}
         inner = [self.roles.below_optimizer(path) for path in state]
         return optimizer_of(state, inner, self.parameters, self.flavour)
 
     @property
     def random_states(self) -> int:
-        """Return the number of random-state arrays."""
+        """Return the number of arrays with random states."""
         return sum(RANDOM in path for path in self.of_role("other") if path in self.arrays)
 
     @property
     def contradictions(self) -> tuple[str, ...]:
-        """Describe the contradictions in the tree, one sentence each."""
+        """Return the contradictions in the tree, one sentence each."""
         return tuple(self._contradictions()) if self.is_maxtext else ()
 
     def _contradictions(self) -> Iterator[str]:
@@ -301,7 +301,7 @@ class MaxTextView:
             yield " ".join(error.raw.message.split()) + location
 
 
-# The parameters of a model, anywhere in a tree: path in the model -> path in the tree.
+# Parameters of a model anywhere in a tree: path in the model -> path in the tree.
 #
 # Variables that the model learns in another way are in `nnx_aux` or in a collection of their class. They are
 # parameters under their paths in the model, and always have their layers on axis 0.
@@ -341,13 +341,13 @@ def _outside_path(path: Path, flavour: Flavour) -> Path | None:
 def with_layers_on_scan_axis(
     arrays: Mapping[Path, LazyArray], odd: Collection[Path], noted: int | None = None
 ) -> Iterator[tuple[Path, LazyArray]]:
-    """Yield arrays with layers on axis 0, with their layers moved to the scan axis.
+    """Yield the arrays with layers on axis 0, with their layers moved to the scan axis.
 
     Args:
         arrays: All arrays of the model.
         odd: Paths of arrays that are known to have layers on axis 0; for others, the number of layers
             decides.
-        noted: The known scan axis, see `ckpttools.maxtext.layers.scan_axis`.
+        noted: The noted scan axis; see `ckpttools.maxtext.layers.scan_axis`.
     """
     decoder = decoder_parameters({path: item for path, item in arrays.items() if path not in odd})
     axis = scan_axis(decoder, noted)

@@ -1,7 +1,7 @@
-"""MaxText rows beyond a model's vocabulary: zero padding, or learned values.
+"""Embedding rows of MaxText beyond a model's vocabulary: zero padding or learned values.
 
-Conversions and comparisons share one rule: rows of zeros are padding and are left out, with a remark; other
-rows count, unless the user decides otherwise.
+Conversions and comparisons share one rule: rows of zeros are padding and are left out with a remark; other
+rows count unless the user decides otherwise.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ckpttools.core.region import Region, Shape, split_evenly
 from ckpttools.maxtext.layout import VOCABULARY
 
 WAYS = ("keep", "drop")
-"""Ways to handle such rows, regardless of their values."""
+"""How to handle rows beyond the vocabulary, regardless of their values."""
 
 _MAX_PIECE_BYTES = 4 << 20
-# The scratch memory per element, for a mask.
+# Scratch memory per element, for a mask.
 _COMPARED_ELEMENTS = 1 << 18
 
 
@@ -31,11 +31,11 @@ class Surplus:
 
     Attributes:
         name: The name of the array.
-        rows: The surplus rows, lazily.
+        rows: The surplus rows, as a lazy array.
         axis: The axis of the rows.
         kept: The number of rows in the model; 0 for an array that only MaxText has.
         fill: The value of all elements before training.
-        because: The reason in the model's configuration why it has no such array; empty if no configuration
+        because: Why, according to its configuration, the model has no such array; empty if no configuration
             could change that.
     """
 
@@ -48,7 +48,7 @@ class Surplus:
 
     @classmethod
     def of(cls, name: str, array: LazyArray, axis: int, kept: int) -> Surplus:
-        """Return the rows of an array after the first `kept` ones."""
+        """Return the rows of an array after the first `kept` rows."""
         start, shape = [0] * len(array.shape), list(array.shape)
         start[axis], shape[axis] = kept, array.shape[axis] - kept
         return cls(name, window(array, tuple(start), tuple(shape)), axis, kept)
@@ -70,17 +70,17 @@ class Surplus:
 
     @property
     def location(self) -> str:
-        """Return the array's name, with the range of the surplus rows: `embedding[256:300]`."""
+        """Return the array's name with the range of the surplus rows: `embedding[256:300]`."""
         if self.is_whole:
             return self.name
         return f"{self.name}[{':, ' * self.axis}{self.kept}:{self.there}]"
 
     def first_learned(self, *, memory: int, reserved: int = 0) -> int | None:
-        """Return the first row that is not `fill`; None if all are. 0 and -0 are equal.
+        """Return the first row that is not all `fill`; None if all rows are. 0 and -0 are equal.
 
         Args:
             memory: The peak memory limit in bytes.
-            reserved: Bytes of it that are already in use.
+            reserved: Bytes of the limit that are already in use.
 
         Raises:
             MemoryBudgetError: Even a small piece does not fit in memory.
@@ -113,7 +113,7 @@ def find_surpluses(arrays: Mapping[str, LazyArray], shapes: Mapping[str, Shape])
     """Return the rows of MaxText's arrays beyond those of arrays with the same names.
 
     Args:
-        arrays: Arrays by MaxText's names, keys joined by "/".
+        arrays: Arrays by MaxText's names, with keys joined by "/".
         shapes: The shapes of the other arrays, by the same names.
     """
     result: dict[str, Surplus] = {}
@@ -136,10 +136,10 @@ def without_surplus(array: LazyArray, extra: Surplus) -> LazyArray:
 
 @dataclass(frozen=True)
 class CountedRows:
-    """The rows beyond a vocabulary that a comparison counts.
+    """The surplus rows that count in a comparison.
 
     Attributes:
-        arrays: The arrays by name. Rows that count are named with their range, because the other side lacks
+        arrays: The arrays by name. Rows that count have their range in the name, because the other side lacks
             them.
         remarks: Descriptions of how rows were handled.
     """
@@ -154,8 +154,8 @@ def without_vocabulary_padding(
     """Return MaxText's arrays without padding, and the surplus rows that count.
 
     Args:
-        arrays, shapes: See `find_surpluses`.
-        way, memory: See `counted_rows`, also for errors.
+        arrays, shapes: As for `find_surpluses`.
+        way, memory: As for `counted_rows`, which also raises the errors.
     """
     result = find_surpluses(arrays, shapes)
     rows = counted_rows(result, way, memory)
@@ -164,16 +164,16 @@ def without_vocabulary_padding(
 
 
 def counted_rows(extra: Mapping[str, Surplus], way: str | None, memory: int) -> CountedRows:
-    """Return the surplus rows that count. Read them to distinguish padding from learned values.
+    """Return the surplus rows that count, reading them to distinguish padding from learned values.
 
     Args:
         extra: The surplus rows by any names.
-        way: "keep" counts all rows and "drop" none, without reading them; None lets their content decide, as
-            always for arrays that only MaxText has.
+        way: "keep" counts all rows and "drop" none, without reading them; None decides by their content,
+            which is always done for arrays that only MaxText has.
         memory: The peak memory limit in bytes.
 
     Raises:
-        CheckpointError: See `Surplus.first_learned`.
+        CheckpointError: As for `Surplus.first_learned`.
     """
     arrays: dict[str, LazyArray] = {}
     remarks: list[str] = []
@@ -201,18 +201,18 @@ def counted_rows(extra: Mapping[str, Surplus], way: str | None, memory: int) -> 
 def refuse_learned_rows(
     extra: Mapping[str, Surplus], location: str, way: str | None, *, memory: int, reserved: int
 ) -> None:
-    """Raise if learned rows would be left out. Read them to find out.
+    """Raise an error if learned rows would be left out, reading the rows to check.
 
     Args:
         extra: The surplus rows by any names.
         location: The location of the checkpoint, for messages.
-        way: How the user wants to handle surplus rows; if set, they are not read.
+        way: How the user wants to handle surplus rows; if set, the rows are not read.
         memory, reserved: See `Surplus.first_learned`.
 
     Raises:
-        ConfigError: A row beyond the vocabulary is not zero, or an array that only MaxText has was changed by
-            training.
-        CheckpointError: See `Surplus.first_learned`.
+        ConfigError: A row beyond the vocabulary is not zero, or training changed an array that only MaxText
+            has.
+        CheckpointError: As for `Surplus.first_learned`.
     """
     for item in extra.values():
         if way is not None and not item.is_whole:

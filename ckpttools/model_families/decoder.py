@@ -1,7 +1,7 @@
-"""The rows, sizes and flags that the decoders of the Llama line share.
+"""The rows, sizes and flags that decoders derived from Llama share.
 
-MaxText on the left, Hugging Face on the right. Every row was compared with what MaxText's own converter
-writes (commit e591f30), bit by bit: tests/model_families/test_golden.py.
+MaxText on the left, Hugging Face on the right. Every row was compared bit for bit with the output of
+MaxText's own converter (commit e591f30); see tests/model_families/test_golden.py.
 """
 
 from ckpttools.mapping.row import rows
@@ -36,7 +36,7 @@ HEAD_NORMS = rows("""
     self_attention.key_norm.scale:   head_dim <-> self_attn.k_norm.weight: head_dim
 """)
 
-# MaxText's attention does not scale in these families; the query weights contain 1/sqrt(head_dim).
+# In these families, MaxText's attention does not scale; the query weights include 1/sqrt(head_dim).
 SCALED_ATTENTION = (
     *rows("""
         self_attention.query.kernel: embed heads head_dim
@@ -46,7 +46,7 @@ SCALED_ATTENTION = (
 )
 
 # RoPE has two layouts. Hugging Face rotates (x[i], x[i + head_dim/2]). MaxText's `llama3.1` rope rotates
-# neighbors, so it stores head_dim as (pair half), not (half pair). Its default rope keeps the halves.
+# neighbors, so it stores head_dim as (pair half) rather than (half pair). Its default rope keeps the halves.
 SCALED_ROTARY_ATTENTION = rows("""
     below self_attention <-> self_attn
     query.kernel: embed heads head_dim
@@ -68,7 +68,7 @@ SIZES = {
     "kv_heads": ("num_key_value_heads", "num_attention_heads"),
     "head_dim": ("head_dim",),
 }
-# The default if the configuration does not state one.
+# The default if the configuration does not state a value.
 HEADS = {"head_dim": "embed // heads"}
 
 # MaxText settings that all these decoders share.
@@ -131,7 +131,7 @@ EXPERTS_EVERYWHERE = """
     must config.mlp_only_layers is [] -- MaxText has experts in every layer
     idle intermediate_size -- every layer has experts
 """
-# MaxText's rotary embedding of Llama 3.1 has fixed parameters.
+# MaxText's Llama 3.1 rotary embedding has fixed parameters.
 LLAMA3_LIMITS = """
     must rope.factor is 8, if rope.type is "llama3" -- MaxText hardcodes 8
     must rope.low_freq_factor is 1, if rope.type is "llama3" -- MaxText hardcodes 1
@@ -140,7 +140,7 @@ LLAMA3_LIMITS = """
         -- MaxText hardcodes 8192
 """
 LLAMA_SETTINGS = DECODER_SETTINGS + HEAD_DIM_SETTING + ROPE_SETTINGS + LLAMA3_LIMITS
-# Routing takes the softmax of the chosen experts, which equals the renormalized softmax of all.
+# Routing takes the softmax of the chosen experts, which equals the renormalized softmax of all experts.
 EXPERT_SETTINGS = """
     num_experts:         expert
     num_experts_per_tok: config.num_experts_per_tok
@@ -152,11 +152,11 @@ TIED = FlagRule(
     remedy="{tied} keep, drop or materialize overrides it: use drop if the stored head duplicates the "
     "embedding, as FSDP and DeepSpeed save it",
 )
-# Published files have arrays for each expert. transformers 5 fuses all experts of a layer into two arrays,
-# also in saved state dicts.
+# Published files have one array per expert. transformers 5 fuses all experts of a layer into two arrays, also
+# in saved state dicts.
 FUSED = FlagRule((), by_arrays=True)
-# transformers 4 has `rope_scaling`. transformers 5 has `rope_parameters`, but prefers the older field if both
-# exist. `type` is the older name of `rope_type`.
+# The field is `rope_scaling` in transformers 4. In transformers 5 it is `rope_parameters`, but the older
+# field is preferred if both exist. `type` is the older name of `rope_type`.
 LLAMA3_ROPE = FlagRule(
     (
         "rope_scaling.rope_type",
@@ -168,7 +168,7 @@ LLAMA3_ROPE = FlagRule(
 )
 # A flag that only the user sets.
 NEVER = FlagRule(())
-# Buffers that transformers before 4.32 saved with the weights; recomputed from the configuration.
+# Buffers that transformers before 4.32 saved with the weights; they are recomputed from the configuration.
 ROTARY_BUFFERS = ("model.layers.*.self_attn.rotary_emb.inv_freq",)
 
 LLAMA_LAYERS = decoder_layers("layer", "layers", ("layer",), (*NORMS, *MLP, *SCALED_ROTARY_ATTENTION))

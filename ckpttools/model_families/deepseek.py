@@ -1,12 +1,12 @@
-"""DeepSeek V2, V3 and V3.2, and Kimi K2: latent attention, dense layers first, then layers with experts."""
+"""DeepSeek V2, V3 and V3.2, and Kimi K2: latent attention; dense layers first, then layers with experts."""
 
 from ckpttools.mapping.row import Layers, rows
 from ckpttools.mapping.settings import SettingRules
 from ckpttools.model_families.decoder import DECODER_SETTINGS, EMBEDDINGS, FUSED, MLP, NORMS, TIED
 from ckpttools.model_families.family import Family, FlagRule
 
-# `query` is the part of a head that meets keys, with and without position. `kv` are its key and value parts
-# from the latent vector. MaxText keeps the columns of both.
+# `query` is the part of a head that is multiplied with keys, with and without position. `kv` is its key and
+# value parts from the latent vector. MaxText keeps the columns of both.
 ATTENTION = rows("""
     below self_attention <-> self_attn
     kv_norm.scale: kv_latent              <-> kv_a_layernorm.weight:     kv_latent
@@ -51,7 +51,7 @@ EXPERTS = rows("""
     wo:          expert expert_mlp embed <-> experts.down_proj:    expert embed expert_mlp
 """)
 
-# The expert selection methods with a learned bias, and the model types that use one by default.
+# The expert selection methods with a learned bias, and the model types that use such a method by default.
 CORRECTED = ("noaux_tc", "deepseek_v3", "deepseek_v32", "kimi_k2")
 
 FAMILY = Family(

@@ -1,4 +1,4 @@
-"""DeepSeek V4: hyper-connections, compressed attention, and first layers with token-based routing tables."""
+"""DeepSeek V4: hyper-connections, compressed attention, and first layers with token-based routing."""
 
 from ckpttools.mapping.row import Layers, rows
 from ckpttools.mapping.settings import SettingRules
@@ -13,9 +13,9 @@ EMBEDDINGS = rows("""
     decoder.hc_head.hc_base:     streams      <-> hc_head_base:  streams
     decoder.hc_head.hc_scale:    one          <-> hc_head_scale: one
 """)
-# A hyper-connection mixes the streams before a block, after it, and past it; each step has a part of the
-# arrays. MaxText adds a norm with a learned scale before them. In the model, that scale is part of the next
-# array.
+# A hyper-connection mixes the streams before a block, after it, and around it; each of these steps has a part
+# of the arrays. MaxText puts a norm with a learned scale before them. In the original model, that scale is
+# part of the next array.
 HYPER_CONNECTIONS = rows("""
     mhc_attention.mhc_norm.scale:   wide                   <-> hc_attn_fn.norm: wide, factor
     mhc_attention.pre_alpha:        wide streams           <-> hc_attn_fn:    +streams wide
@@ -117,7 +117,7 @@ FAMILY = Family(
     model_types=("deepseek_v4",),
     models=("DeepSeek-V4-Flash", "DeepSeek-V4-Pro"),
     rows=EMBEDDINGS,
-    # The layers with a routing table are never stacked; the following layers are stacked in pairs.
+    # Layers with a routing table are never stacked; the layers after them are stacked in pairs.
     layers=(
         Layers("layers.{hashed}", "decoder.layers_{hashed}", "decoder.layers_{hashed}", (), (*LAYER, *TABLE)),
         Layers(
@@ -144,12 +144,12 @@ FAMILY = Family(
             ("pair",),
             (*LAYER, *BIAS, *SPARSE),
         ),
-        # MaxText scans complete pairs.
+        # MaxText scans only complete pairs.
         Layers("layers.{rest+#paired}", "decoder.layers_{rest+#paired}", "", (), (*LAYER, *BIAS, *HEAVY)),
     ),
     sizes={
         "layers": ("num_hidden_layers",),
-        # transformers writes the type of each layer, and prefers it if both fields exist.
+        # transformers writes the type of each layer, and prefers that field if both exist.
         "hash": ("mlp_layer_types.#hash_moe", "num_hash_layers", 3),
         "embed": ("hidden_size",),
         "vocab": ("vocab_size",),

@@ -1,4 +1,4 @@
-"""Model families: rows, the config fields that give the sizes, and the flags that select rows."""
+"""Model families: rows, the configuration fields that give sizes, and the flags that select rows."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from ckpttools.model_families.hf_defaults import default_fields
 
 @dataclass(frozen=True, slots=True)
 class FlagRule:
-    """A rule for when a flag of the model is set.
+    """A rule that decides when a flag of the model is set.
 
     Attributes:
-        field: Configuration field to read, with dots for nested ones; alternatives in order.
-        equals: Values that set the flag; if empty, every value except false and 0 does.
+        field: Alternative configuration fields to read, in order, with dots for nested fields.
+        equals: Values that set the flag; if empty, every value except false and 0.
         default: Value of the flag if no field is stated.
-        remedy: What a user can do if the arrays contradict the configuration; `{tied}` in it is the option of
-            this name.
+        remedy: What the user can do if the arrays contradict the configuration; `{tied}` stands for the
+            option of this name.
         by_arrays: Whether the names or shapes of Hugging Face arrays decide, because the flag only describes
-            how files were written. The configuration alone decides in the reverse conversion.
+            how files were written. In the reverse conversion, the configuration decides.
     """
 
     field: tuple[str, ...]
@@ -45,13 +45,13 @@ class FlagRule:
     def read(
         self, config: Mapping[str, Any], location: str, defaults: Mapping[str, Any] | None = None
     ) -> Flag:
-        """Return the flag from a configuration, or from the defaults of transformers.
+        """Return the flag from a configuration, or from transformers' defaults.
 
         Args:
             config: The parsed `config.json`.
             location: The location of the configuration, for messages.
-            defaults: The `default_fields` of the configuration, to read many flags without computing them
-                again.
+            defaults: The `default_fields` of the configuration, for reading many flags without recomputing
+                them.
         """
         defaults = default_fields(config) if defaults is None else defaults
         name, value, source = first_stated(config, self.field, location, defaults)
@@ -69,10 +69,12 @@ class UnsupportedPart:
     """A trained part of a model that MaxText does not support.
 
     Attributes:
-        keys: Patterns of its Hugging Face keys, as files have them.
-        promise: Configuration fields that say whether a model has it. The first stated field counts; the
-            first field of all is set to false in a configuration without the part. Empty if no field does.
-        idle: Whether no model of the family uses it, so that it may be left out without the user's consent.
+        keys: Patterns of the part's Hugging Face keys as they appear in files.
+        promise: Configuration fields that state whether a model has the part. The first stated field counts;
+            the first field is set to false in configurations without the part. Empty if there is no such
+            field.
+        idle: Whether no model of the family uses the part, so that it may be left out without the user's
+            consent.
     """
 
     keys: tuple[str, ...]
@@ -86,17 +88,17 @@ class UnsupportedPart:
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """The Hugging Face names in some files, as replacements in the keys of the rows.
+    """The spelling of Hugging Face names in some files, as replacements in the keys of the rows.
 
     Attributes:
-        prefixes: Prefix of the rows -> prefix in the files.
+        prefixes: Prefix in the rows -> prefix in the files.
         inner: Text inside the keys of the rows -> text in the files.
-        model_types: Values of `model_type` whose files have this spelling; empty for all others.
-        name: What users call it.
-        architecture: The transformers class in the configuration of such files; empty if it follows from that
-            of the complete model.
+        model_types: Values of `model_type` whose files have this spelling; empty for all other values.
+        name: The name for users.
+        architecture: The transformers class in the configuration of such files; empty if it follows from the
+            complete model's class.
         without: Fields of the complete model's text part that this configuration does not have, with dots for
-            nested ones.
+            nested fields.
         defaults: Fields that this configuration must state if the complete model's text part does not,
             because their defaults differ.
     """
@@ -118,7 +120,7 @@ class Spelling:
         return Key(tuple(_swap_prefix(part, self.inner) if isinstance(part, str) else part for part in parts))
 
     def plain(self, name: str) -> str:
-        """Return the row's name for a name in these files."""
+        """Convert a name in these files to the name in the rows."""
         name = _swapped_prefix(name, {theirs: ours for ours, theirs in self.prefixes.items()})
         return _swap_prefix(name, {theirs: ours for ours, theirs in self.inner.items()})
 
@@ -133,7 +135,7 @@ PLAIN = Spelling()
 
 
 def _swapped_prefix(text: str, prefixes: Mapping[str, str]) -> str:
-    """Replace the first of these prefixes that the text has."""
+    """Replace the first of these prefixes that the text starts with."""
     match = next((prefix for prefix in prefixes if text.startswith(prefix)), None)
     return text if match is None else prefixes[match] + text.removeprefix(match)
 
@@ -180,11 +182,11 @@ def decoder_layers(
 
 
 def tower_blocks(right: str, left: str, rows: tuple[Row, ...], tower: str = "vision") -> Layers:
-    """Return the blocks of a tower. They have indices even if MaxText scans the layers.
+    """Return the blocks of a tower, which have indices even if MaxText scans the layers.
 
     Args:
         right, left: Prefixes of keys, each with a field for the number.
-        rows: The rows below them.
+        rows: The rows below the prefixes.
         tower: The flag of the tower.
     """
     return Layers(right, left, left, (), rows, when=tower)
@@ -205,27 +207,27 @@ class Family:
     """A model family, described by data.
 
     Attributes:
-        name: What users call it.
+        name: The name for users.
         model_types: Values of `model_type` in a Hugging Face `config.json`.
         models: Examples of released models, for help texts.
-        rows: Rows outside of layers, the embedding first: MaxText on the left (without a flavor
-            prefix), Hugging Face on the right.
+        rows: Rows outside of layers, the embedding first, with MaxText on the left (without a flavor prefix)
+            and Hugging Face on the right.
         layers: Groups of layers, each with its rows.
         sizes: Axis -> configuration fields that state its length; other lengths come from shapes.
         derived: Axis -> formula over other axes, such as `layers // 6`.
         constants: Axis -> length that is the same in every model.
         flags: Flag -> rule.
-        dropped: Patterns of Hugging Face keys without information that a model needs.
-        left_out: Templates of Hugging Face keys as files have them, or patterns, that MaxText does not
-            support.
+        dropped: Patterns of Hugging Face keys that a model does not need.
+        left_out: Templates (as in files) or patterns of Hugging Face keys that MaxText does not support.
         parts: Parts of a model that MaxText does not support either, by name.
-        towers: Flags of parts in addition to the text model, such as "vision"; a MaxText checkpoint may be
-            without them.
-        spellings: How files write the rows' Hugging Face keys; the first is the default for writing.
+        towers: Flags of parts in addition to the text model, such as "vision", which a MaxText checkpoint may
+            lack.
+        spellings: How files spell the rows' Hugging Face keys; the first is the default for writing.
         maxtext_vocab: Vocabulary of released models -> vocabulary in MaxText's own configuration.
         hints: Pattern of Hugging Face keys -> hint for files with such keys.
         never_scanned: Why MaxText cannot scan the layers; empty if it can.
-        unscanned_with_towers: Why it can scan the layers only without towers; empty if towers do not matter.
+        unscanned_with_towers: Why MaxText can scan the layers only without towers; empty if towers do not
+            matter.
         others: Family name -> the rule by which a model of these types belongs to that family.
         settings: The rules for the MaxText settings of a model.
     """
@@ -258,14 +260,15 @@ class Family:
         """Refuse a scanned layout that MaxText does not support.
 
         Raises:
-            UsageError: This family cannot be scanned, or not with towers; with the hint.
+            UsageError: This family cannot be scanned, or cannot be scanned with towers. The error has the
+                hint.
         """
         why = self.never_scanned or (self.unscanned_with_towers if has_towers else "")
         if why:
             raise UsageError(f"MaxText does not scan the layers of family {self.name}: {why}", hint=hint)
 
     def layers_beyond_cycles(self, lengths: Mapping[str, int]) -> int:
-        """Return the number of layers after the last complete cycle, in a family that scans complete cycles.
+        """Return the number of layers after the last complete cycle, if the family scans complete cycles.
 
         Args:
             lengths: The length of each axis of the model.
@@ -276,7 +279,7 @@ class Family:
         return max((lengths.get(axis, 0) for item in fields for axis in item.axes), default=0)
 
     def all_rows(self, scan_axis: int | None) -> tuple[Row, ...]:
-        """Return all rows, for layers stacked on `scan_axis`, or for unscanned layers if it is None."""
+        """Return all rows for layers stacked on `scan_axis`, or for unscanned layers if it is None."""
         if scan_axis not in self._built_rows:
             of_layers = (row for group in self.layers for row in group.all_rows(scan_axis))
             self._built_rows[scan_axis] = with_parts((*self.rows, *of_layers))
@@ -300,10 +303,10 @@ class Family:
         """Return the family's rows, bound to the configuration of a model.
 
         Args:
-            config: The parsed `config.json`; None if there is none, so that array shapes decide.
-            location: Its location, for messages.
+            config: The parsed `config.json`; None if there is none, in which case array shapes decide.
+            location: The location of the configuration, for messages.
             scan_axis: The axis on which MaxText's layers are stacked; None for unscanned layers.
-            spelling: How the Hugging Face files write their keys.
+            spelling: How the Hugging Face files spell their keys.
             overrides: Flags that the user sets, which override the configuration.
             without: Towers to leave out, even if the configuration has them.
 
@@ -340,7 +343,7 @@ class Family:
         )
 
     def spelling_of(self, names: Collection[str]) -> Spelling:
-        """Return the spelling of files with these array names; the first spelling if none fits.
+        """Return the spelling of files with these array names; the first spelling if none matches.
 
         If spellings differ only in the names of layers or towers, the one that matches most names is
         returned.
@@ -360,12 +363,12 @@ class Family:
         )
 
     def towers_in(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return the towers that have an array among these MaxText names."""
+        """Return the towers that have arrays among these MaxText names."""
         modules = set(map(_module, names))
         return tuple(tower for tower in self.towers if modules & self._modules([tower]))
 
     def towers_not_in(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return the towers that have no array among these MaxText names."""
+        """Return the towers that have no arrays among these MaxText names."""
         present = self.towers_in(names)
         return tuple(tower for tower in self.towers if tower not in present)
 
@@ -385,7 +388,7 @@ class Family:
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """Return patterns of Hugging Face keys that no model of the family computes with."""
+        """Return patterns of Hugging Face keys that no model of the family uses in its computation."""
         idle = (key for part in self.parts.values() if part.idle for key in part.keys)
         return (*self.dropped, *idle)
 

@@ -17,14 +17,14 @@ _NAME = "FAMILY"
 
 
 def family_from_file(path: Path) -> Family:
-    """Load the family from a file. A Python file is executed; a TOML file is only read.
+    """Load a family from a file. Python files are executed; TOML files are only parsed.
 
     Raises:
         StorageError: The file cannot be read.
         UsageError: The file is neither TOML nor Python.
-        CodeNotAllowedError: Only a plan names the Python file.
-        FormatError: The file is not valid TOML, or running it fails; the error names the line.
-        MappingError: The content is not a family.
+        CodeNotAllowedError: Only a plan, not the user, names the Python file.
+        FormatError: The file is not valid TOML, or running it fails. The message names the line.
+        MappingError: The file does not describe a family.
     """
     if path.suffix not in SUFFIXES:
         raise UsageError("a family is described in a file that ends in .toml or .py", got=path)
@@ -72,7 +72,7 @@ def _run(path: Path) -> Family:
 
 
 def _line(error: BaseException, path: Path) -> str:
-    """Return the file with the line at which running it failed."""
+    """Return the file name with the line at which running the file failed."""
     lines = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename == str(path)]
     if isinstance(error, SyntaxError) and error.filename == str(path):
         lines.append(error.lineno)

@@ -4,18 +4,19 @@ from ckpttools.mapping.row import row
 from ckpttools.model_families.decoder import TIED
 from ckpttools.model_families.family import FlagRule
 
-# Gemma's norm multiplies by 1 + weight. MaxText stores the sum, always in float32.
+# Gemma's norm multiplies by 1 + weight. MaxText stores this sum, always in float32.
 FINAL_NORM = row("decoder.decoder_norm.scale: embed <-> model.norm.weight: embed, shift 1")
 HEAD = row("decoder.logits_dense.kernel: embed vocab <-> lm_head.weight: vocab embed, unless tied")
 
-# Gemma's classes tie the embeddings by default.
+# By default, Gemma's classes tie the embeddings.
 TIED_BY_DEFAULT = FlagRule(TIED.field, default=True, remedy=TIED.remedy)
 
-# Prefixes of the rows -> prefixes of files: a text model in a multimodal one, and in transformers.
+# Prefixes in the rows -> prefixes in files: the text model in a multimodal model, and in transformers.
 NESTED = {"model.": "language_model.model.", "lm_head.": "language_model.lm_head."}
 INTERNAL = {"model.": "model.language_model."}
 
-# Text models state these at the top level of their configuration, multimodal ones in a section.
+# Text models state these fields at the top level of their configuration; multimodal models state them in a
+# section.
 TEXT_SIZES = {
     "layers": ("text_config.num_hidden_layers", "num_hidden_layers"),
     "embed": ("text_config.hidden_size", "hidden_size"),
@@ -26,7 +27,8 @@ TEXT_SIZES = {
     "head_dim": ("text_config.head_dim", "head_dim"),
 }
 
-# Gemma multiplies embeddings by the square root of their length, so logits of tied ones are divided by it.
+# Gemma multiplies embeddings by the square root of their length, so logits of tied embeddings are divided by
+# it.
 FIRST_SETTINGS = """
     normalize_embedding_logits: true
     mlp_activations:            config.hidden_activation as {"gelu_pytorch_tanh": ["gelu", "linear"]}

@@ -1,7 +1,7 @@
-"""Gemma 1: like Gemma 2, but every layer is the same, and there is no norm after attention and MLP.
+"""Gemma 1: like Gemma 2, but all layers are the same, and there is no norm after attention and MLP.
 
-MaxText's own script reads Google's files, not Hugging Face's. Logits prove the rows: MaxText's gemma block
-(0.2.5) and transformers differ by at most 4e-6 on a tiny, randomly initialized model.
+MaxText's own script reads Google's files, not Hugging Face's, so the rows were verified by logits: MaxText's
+gemma block (0.2.5) and transformers differ by at most 4e-6 on a tiny, randomly initialized model.
 """
 
 from ckpttools.mapping.row import rows

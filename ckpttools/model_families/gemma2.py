@@ -1,4 +1,4 @@
-"""Gemma 2: one MaxText layer is a local and a global Hugging Face layer."""
+"""Gemma 2: one MaxText layer is a local layer and a global layer in Hugging Face."""
 
 from ckpttools.mapping.row import Layers, row, rows
 from ckpttools.mapping.settings import SettingRules
@@ -10,7 +10,7 @@ EMBEDDING = row(
     "token_embedder.embedding: vocab embed <-> model.embed_tokens.weight: vocab embed, scale embed 0.5"
 )
 
-# MaxText's names of the parts distinguish the two layers; Hugging Face's layer index does.
+# MaxText distinguishes the two layers by the names of their parts, Hugging Face by the layer index.
 ROWS = rows("""
     below self_attention_{kind:local,global} <-> self_attn, above kind
     query.kernel: embed heads head_dim    <-> q_proj.weight: (heads head_dim) embed, scale head_dim -0.5

@@ -15,7 +15,7 @@ from ckpttools.model_families.gemma import (
 )
 from ckpttools.model_families.qwen_tower import HEAD_DIM, VISION, VISION_SIZES
 
-# Here MaxText rounds sqrt(hidden_size) to bfloat16 before it multiplies.
+# Here MaxText rounds sqrt(hidden_size) to bfloat16 before multiplying.
 EMBEDDING = row(
     "token_embedder.embedding: vocab embed "
     "<-> model.embed_tokens.weight: vocab embed, scale embed 0.5 bfloat16"
@@ -75,7 +75,7 @@ WITHIN = {
     "multi_modal_projector.": "model.multi_modal_projector.",
 }
 
-# A head on top of the tower, which no Gemma model uses.
+# A head on top of the tower that no Gemma model uses.
 POOLING = UnsupportedPart(
     (
         "vision_tower.head.*",
@@ -114,7 +114,7 @@ FAMILY = Family(
         Spelling(
             {**WITHIN, "vision_tower.": "model.vision_tower.vision_model.", **INTERNAL}, name="transformers"
         ),
-        # The names that transformers 5 saves, and those of its modules.
+        # The names that transformers 5 saves, and the names of its modules.
         Spelling(NESTED, name="hub-5"),
         Spelling({**WITHIN, **INTERNAL}, name="transformers-5"),
         Spelling(model_types=("gemma3_text",), name="text"),

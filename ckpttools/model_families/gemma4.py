@@ -1,4 +1,4 @@
-"""Gemma 4, dense and with experts: blocks of five local layers and a global one, stacked twice; a tower."""
+"""Gemma 4, dense or with experts: blocks of five local layers and a global one, stacked twice; a tower."""
 
 from ckpttools.mapping.row import row, rows
 from ckpttools.mapping.settings import SettingRules
@@ -50,7 +50,7 @@ MLPS = rows("""
     wo.kernel:   mlp embed <-> down_proj.weight: embed mlp
 """)
 LOCAL = (*ATTENTION, *HEAD_NORMS, *NORMS, *MLPS)
-# Global layers have a different head size, and in most models their keys also serve as values.
+# Global layers have a different head size and, in most models, use their keys as values.
 GLOBAL_ATTENTION = rows("""
     below self_attention <-> self_attn
     query.kernel: embed heads global_head_dim <-> q_proj.weight: (heads global_head_dim) embed
@@ -66,7 +66,7 @@ GLOBAL = (*GLOBAL_ATTENTION, *NORMS, *MLPS)
 
 # E2B and E4B have the same model type.
 PER_LAYER_INPUT = FlagRule(("text_config.hidden_size_per_layer_input", "hidden_size_per_layer_input"))
-# MaxText always standardizes the output. Where the model does not, these values make it the identity.
+# MaxText always standardizes the output. If the model does not, these values make that step the identity.
 VISION_ROWS = rows("""
     below vision_encoder.Gemma4VisionEncoderLayer_0 <-> vision_tower, when vision
     vision_entry.input_projection.kernel: patch vision_embed
@@ -113,7 +113,7 @@ VISION_BLOCKS = tower_blocks(
 WITHIN = {"vision_tower.": "model.vision_tower.", "embed_vision.": "model.embed_vision."}
 
 # Layers with full attention have their own sizes. transformers 5.23 writes them per layer, with zero-padded
-# indices if some have two digits. Layer 5 is the first of these.
+# indices if some have two digits. Layer 5 is the first such layer.
 GLOBAL_SIZES = nested_below(
     {
         "global_head_dim": (
@@ -159,7 +159,7 @@ FAMILY = Family(
     layers=(
         decoder_layers("6*block+local", "scanned_blocks.local_layers", ("block", "local"), LOCAL),
         decoder_layers("6*block+5", "scanned_blocks.global_layer", ("block",), GLOBAL),
-        # The remaining layers are fewer than six, so they never include a global one.
+        # There are fewer than six remaining layers, so they never include a global layer.
         decoder_layers("rest+#cycled", "layers_remainder.local_layers", ("rest",), LOCAL),
         VISION_BLOCKS,
     ),

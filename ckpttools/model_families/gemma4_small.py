@@ -1,7 +1,7 @@
-"""Gemma 4 E2B and E4B: per-layer embeddings; the last layers reuse the keys and values of earlier ones.
+"""Gemma 4 E2B and E4B: per-layer embeddings; the last layers reuse keys and values of earlier layers.
 
-One layer of five (E2B) or six (E4B) is global. The layers that share keys and values do not follow such a
-cycle. Therefore each group of layers describes a part of a layer, and a layer is in several groups.
+One layer of five (E2B) or six (E4B) is global. The layers that reuse keys and values do not follow this
+cycle, so each group of layers describes a part of a layer, and a layer is in several groups.
 """
 
 from ckpttools.mapping.row import rows
@@ -61,7 +61,7 @@ GLOBAL_KEY = rows("""
     value.kernel:   embed kv_heads global_head_dim <-> v_proj.weight: (kv_heads global_head_dim) embed
     key_norm.scale: global_head_dim                <-> k_norm.weight: global_head_dim
 """)
-# Layers that reuse keys and values of earlier ones need none of their own; files may contain some that are
+# Layers that reuse keys and values of earlier layers need none of their own; files may contain some that are
 # never used.
 UNREAD = (
     "model.language_model.layers.{shared+#own}.self_attn.k_proj.weight",

@@ -1,4 +1,4 @@
-"""gpt-oss: alternating local and global layers, experts with biases, gate and up columns interleaved."""
+"""gpt-oss: alternating local and global layers, experts with biases, interleaved gate and up columns."""
 
 from ckpttools.mapping.row import rows
 from ckpttools.mapping.settings import SettingRules

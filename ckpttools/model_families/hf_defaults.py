@@ -1,4 +1,4 @@
-"""Defaults of transformers for fields that a `config.json` does not state."""
+"""transformers' defaults for fields that a `config.json` does not state."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ THETA = "rope.theta"
 _USUAL_THETA = 10000.0
 # Fields of multimodal configurations that contain the text model.
 TEXT_PARTS = ("thinker_config.text_config", "text_config")
-# The fields that transformers reads from the top level of a configuration, not from its text part.
+# Fields that transformers reads from the top level of a configuration, not from its text part.
 _TOP_LEVEL_FIELDS = ("tie_word_embeddings",)
-# Model types whose text model has the output head, and therefore its field.
+# Model types whose text model has the output head, and therefore the field for it.
 _HEAD_IN_TEXT = ("llama4",)
 _THINKER = "thinker_config"
-# Fields with an older name.
+# Fields that have an older name.
 _OLDER = {"num_local_experts": "num_experts"}
 _THETA = "rope_theta"
 _ROPES = ("rope_parameters", "rope_scaling")
@@ -41,15 +41,15 @@ def without_alias(name: str, value: Any) -> Any:
     """Return the value of a field, with activation functions under one canonical name.
 
     Args:
-        name: Of the field, with or without the parts that it is in.
-        value: As the configuration states it.
+        name: Name of the field, with or without its parent parts.
+        value: Value in the configuration.
     """
     is_activation = name.rpartition(".")[2] in _ACTIVATION_FIELDS and isinstance(value, str)
     return _ACTIVATIONS.get(value, value) if is_activation else value
 
 
 def default_theta(config: Mapping[str, Any]) -> float | None:
-    """Return the base of the rotary embedding that transformers uses by default.
+    """Return the base of the rotary embedding that transformers uses by default; None for unknown types.
 
     Returns:
         The base; None if the model type is unknown.
@@ -59,9 +59,9 @@ def default_theta(config: Mapping[str, Any]) -> float | None:
 
 
 def default_values(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return field -> the default of transformers for this model type; empty for unknown types.
+    """Map fields to transformers' defaults for this model type; empty for unknown types.
 
-    Fields are those of the text model, and of towers below `vision_config` and `audio_config`.
+    The fields are those of the text model, and those of towers below `vision_config` and `audio_config`.
     """
     return _values(config, _by_type())
 
@@ -78,15 +78,15 @@ def _top_level_values(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def default_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the defaults of transformers for unstated fields, nested as in a configuration.
+    """Return transformers' defaults for unstated fields, nested as in a configuration.
 
-    A field that is null counts as stated. A tower without any stated field gets no defaults.
+    A null field counts as stated. A tower without any stated field gets no defaults.
     """
     return _filled(config, default_values(config))
 
 
 def compared_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `default_fields` with the known defaults of all other fields that may affect the computation."""
+    """Return `default_fields` and the known defaults of all other fields that may affect the computation."""
     return _filled(config, _values(config, _compared_by_type()))
 
 
@@ -96,7 +96,7 @@ def defaults_by_type() -> Mapping[str, Mapping[str, Any]]:
 
 
 def compared_names() -> frozenset[str]:
-    """Return the names of fields with a known default, without the parts that contain them."""
+    """Return the names of fields with a known default, without their parent parts."""
     return frozenset(name.rpartition(".")[2] for fields in _compared_by_type().values() for name in fields)
 
 
@@ -118,8 +118,8 @@ def contradicted_defaults(text: Mapping[str, Any], whole: Mapping[str, Any]) -> 
     """Return the defaults of a text part that a separate configuration must state explicitly.
 
     Args:
-        text: The text part as a model of a type of its own.
-        whole: The configuration that it is a part of.
+        text: The text part as a separate model with its own type.
+        whole: The configuration that contains the text part.
 
     Returns:
         The unstated fields whose defaults differ between the two model types.
@@ -158,7 +158,7 @@ def _set_default(config: dict[str, Any], name: str, value: Any) -> None:
 
 
 def _text_part(config: Mapping[str, Any]) -> str:
-    """Return the field with the text model, with dots for nested ones; "" at the top level."""
+    """Return the field that contains the text model, with dots for nested fields; "" for the top level."""
     return next((name for name in TEXT_PARTS if isinstance(nested_value(config, name), Mapping)), "")
 
 

@@ -1,4 +1,4 @@
-"""Kimi K2.5: the text part is Kimi K2 under other names; MaxText does not support its tower."""
+"""Kimi K2.5: the text part is Kimi K2 under other names; MaxText does not support the tower."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from ckpttools.model_families.deepseek import FAMILY as DEEPSEEK
 from ckpttools.model_families.family import FlagRule, Spelling, UnsupportedPart, nested_below
 
 HUB = {"model.": "language_model.model.", "lm_head.": "language_model.lm_head."}
-# transformers 5.23 writes the text layers with the name that tower layers have on the Hub.
+# transformers 5.23 gives text layers the name that tower layers have on the Hub.
 RESAVED = Spelling({"model.layers.": "language_model.model.blocks.", **HUB}, name="transformers")
 # The names of its modules in transformers.
 NESTED = Spelling({"model.": "model.language_model."}, name="nested")

@@ -1,4 +1,4 @@
-"""Llama 2, 3, 3.1, 3.2 and models fine-tuned from them, of any size, tied or not."""
+"""Llama 2, 3, 3.1 and 3.2 and models fine-tuned from them, of any size, with tied embeddings or not."""
 
 from ckpttools.mapping.settings import SettingRules
 from ckpttools.model_families.decoder import (

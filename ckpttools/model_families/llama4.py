@@ -139,7 +139,7 @@ FAMILY = Family(
         "rest_pair": "rest // 2",
     },
     flags={
-        # transformers reads this field from the text model, which has the head, never from the top level.
+        # transformers reads this field from the text model, which has the head, and never from the top level.
         "tied": replace(TIED, field=TIED.field[::-1]),
         "interleaved_experts": FlagRule(
             ("text_config.interleave_moe_layer_step", "interleave_moe_layer_step"), (2,)

@@ -1,12 +1,12 @@
-"""Names of Meta's own Llama code and torchtitan, and their Hub names.
+"""Names in Meta's own Llama code and torchtitan, and the corresponding Hub names.
 
-There, the elements of a rotary pair are adjacent; Hub files have them in two halves (torchtitan,
+In Meta's files, the elements of a rotary pair are adjacent; Hub files have them in two halves (torchtitan,
 `models/llama3/state_dict_adapter.py`, `_permute`).
 """
 
 LAYER, HUB = "layers.{layer}", "model.layers.{layer}"
 
-# Name template, name template on the Hub, axes, axes on the Hub.
+# Name template, name template on the Hub, axes, and axes on the Hub.
 REARRANGED = (
     (
         f"{LAYER}.attention.wq.weight",
@@ -34,7 +34,7 @@ RENAMED = (
     ("tok_embeddings.weight", "model.embed_tokens.weight"),
     ("norm.weight", "model.norm.weight"),
 )
-# A tied model lacks the first; the second is computed from the configuration.
+# A tied model lacks the first array; the second is computed from the configuration.
 OPTIONAL = (("output.weight", "lm_head.weight"), ("rope.freqs", None))
 # Names that identify such files, and the model types with adjacent pairs.
 TELLING = ("tok_embeddings.weight", "layers.0.attention.wq.weight")

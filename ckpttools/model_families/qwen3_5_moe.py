@@ -1,4 +1,4 @@
-"""Qwen3.5 with experts: Qwen3-Next in MaxText; Hugging Face stores linear attention inputs separately."""
+"""Qwen3.5 with experts: Qwen3-Next in MaxText; Hugging Face splits the inputs of linear attention."""
 
 from ckpttools.mapping.row import rows
 from ckpttools.mapping.settings import SettingRules
@@ -18,8 +18,8 @@ from ckpttools.model_families.qwen_tower import BLOCK, CONSTANTS, DERIVED, LAST_
 from ckpttools.model_families.qwen_tower import SETTINGS as TOWER_SETTINGS
 from ckpttools.model_families.qwen_tower import SIZES as TOWER_SIZES
 
-# Hugging Face stores all queries, all keys, then all values. MaxText stores one key head after the other: its
-# query, its key, and the values and gates (`z`) of the heads that share it.
+# Hugging Face stores all queries, all keys, then all values. MaxText stores the key heads one after the
+# other, each with its query, its key, and the values and gates (`z`) of the heads that share it.
 INPUTS = rows("""
     below attention <-> linear_attn
     in_proj_qkvz.kernel: embed (key_heads +key_dim)    <-> in_proj_qkv.weight: +(key_heads key_dim) embed
@@ -29,7 +29,7 @@ INPUTS = rows("""
     in_proj_ba.kernel: embed (key_heads input ratio)
         <-> in_proj_{input:b,a}.weight: (key_heads ratio) embed
 """)
-# Published files have fused experts; quantized files and those of transformers have an array per expert.
+# Published files have fused experts; quantized files and files from transformers have one array per expert.
 EXPERTS = rows("""
     below mlp.routed_experts <-> mlp
     gate.kernel: embed expert     <-> gate.weight:                       expert embed

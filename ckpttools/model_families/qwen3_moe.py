@@ -48,7 +48,7 @@ FAMILY = Family(
     sizes={
         **SIZES,
         "mlp": ("moe_intermediate_size",),
-        # `num_local_experts` from transformers 5 on.
+        # The field is `num_local_experts` since transformers 5.
         "expert": ("num_experts", "num_local_experts"),
     },
     constants={"part": 2},

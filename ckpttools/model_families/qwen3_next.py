@@ -48,7 +48,7 @@ LINEAR = rows("""
     norm.rms_norm.scale: value_dim         <-> norm.weight:     value_dim
     out_proj.kernel:     values embed      <-> out_proj.weight: embed values
 """)
-# The query projection holds the query and a gate of the same size; the output projection stays flat.
+# The query projection contains the query and a gate of the same size; the output projection stays flat.
 FULL = rows("""
     below attention.attention <-> self_attn
     query.kernel:     embed heads query_and_gate <-> q_proj.weight: (heads query_and_gate) embed
@@ -97,7 +97,7 @@ FAMILY = Family(
             "4*block+linear", "layers.local_layers", ("block", "linear"), (*COMMON, *INPUTS, *LINEAR)
         ),
         decoder_layers("4*block+3", "layers.global_layer", ("block",), (*COMMON, *FULL)),
-        # An incomplete cycle has layers with linear attention only.
+        # An incomplete cycle has only layers with linear attention.
         decoder_layers("rest+#cycled", "", (), (*COMMON, *INPUTS, *LINEAR)),
     ),
     sizes={

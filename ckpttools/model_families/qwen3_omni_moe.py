@@ -1,4 +1,4 @@
-"""Qwen3-Omni: the thinker, which is Qwen 3 with experts, Qwen's vision tower and an audio tower."""
+"""Qwen3-Omni: the thinker, which is Qwen 3 with experts, with Qwen's vision tower and an audio tower."""
 
 from dataclasses import replace
 
@@ -27,7 +27,7 @@ from ckpttools.model_families.qwen_tower import (
 )
 from ckpttools.model_families.qwen_tower import SETTINGS as TOWER_SETTINGS
 
-# The tower is that of Qwen3-VL, except for the names of the patch merger.
+# The tower is the one in Qwen3-VL, except for the names of the patch merger.
 MERGE = rows("""
     mlp_0.kernel: patches merged <-> mlp.0.weight: merged patches
     mlp_0.bias:   merged         <-> mlp.0.bias:   merged
@@ -110,11 +110,11 @@ AUDIO_SIZES = {
 }
 
 
-# Prefixes for the complete model, and for a thinker that was saved separately.
+# Prefixes in the complete model, and in a thinker that was saved separately.
 TEXT_PARTS = ("thinker_config.text_config.", "text_config.", "")
 VISION_PARTS = ("thinker_config.vision_config.", "vision_config.")
 AUDIO_PARTS = ("thinker_config.audio_config.", "audio_config.")
-# A model has speech output by default.
+# By default, a model has speech output.
 SPEECH = ("enable_audio_output", "talker_config")
 
 FAMILY = Family(

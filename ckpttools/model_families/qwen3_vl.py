@@ -1,4 +1,4 @@
-"""Qwen3-VL, dense: Qwen 3 under other names, and Qwen's vision tower."""
+"""Qwen3-VL, dense: Qwen 3 under other names, with Qwen's vision tower."""
 
 from ckpttools.mapping.settings import SettingRules
 from ckpttools.model_families.decoder import SIZES, TIED
@@ -18,7 +18,7 @@ from ckpttools.model_families.qwen_tower import (
 )
 from ckpttools.model_families.qwen_tower import SETTINGS as TOWER_SETTINGS
 
-# The names in published files and in those of transformers; `lm_head` is the same in both.
+# The names in published files and in transformers' files; `lm_head` is the same in both.
 HUB = Spelling({"visual.": "model.visual.", "model.": "model.language_model."})
 ENCODER = "vision_encoder.Qwen3VLVisionEncoder_0"
 TOWER = (

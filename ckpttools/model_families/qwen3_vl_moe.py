@@ -14,8 +14,7 @@ from ckpttools.model_families.qwen_tower import SETTINGS as TOWER_SETTINGS
 
 # In published files, the input axis of the experts comes first, unlike in all other fused experts.
 # transformers transposes these arrays when it loads them, writes its own order for models that it created,
-# and loads both.
-# The text model alone is Qwen 3 with experts.
+# and loads both. The separate text model is Qwen 3 with experts.
 EXPERTS = rows("""
     below moe_block <-> mlp
     gate.kernel: embed expert <-> gate.weight: expert embed
@@ -49,7 +48,7 @@ FAMILY = Family(
     flags={"tied": TIED, "turned": TURNED, "apart": APART, "vision": VISION},
     towers=("vision",),
     unscanned_with_towers=DEEPSTACK,
-    # It always normalizes.
+    # This model always normalizes.
     spellings=(HUB, replace(TEXT, without=(*TEXT.without, "norm_topk_prob"))),
     settings=SettingRules(
         """

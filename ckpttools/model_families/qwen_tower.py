@@ -1,4 +1,4 @@
-"""The vision tower of Qwen3-VL, Qwen3-Omni and Qwen3.5: one tower, under three names in MaxText."""
+"""The vision tower of Qwen3-VL, Qwen3-Omni and Qwen3.5: one tower, with three names in MaxText."""
 
 from ckpttools.mapping.row import rows
 from ckpttools.model_families.family import FlagRule
@@ -45,7 +45,7 @@ BLOCK = rows("""
     mlp_out.kernel: vision_mlp vision_embed <-> linear_fc2.weight: vision_embed vision_mlp
     mlp_out.bias:   vision_embed            <-> linear_fc2.bias:   vision_embed
 """)
-# Patch mergers: the last one norms each patch, those within the tower norm all patches together.
+# Patch mergers: the last one normalizes each patch; those within the tower normalize all patches together.
 MERGE = rows("""
     mlp_0.kernel: patches merged <-> linear_fc1.weight: merged patches
     mlp_0.bias:   merged         <-> linear_fc1.bias:   merged

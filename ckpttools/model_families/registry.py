@@ -23,15 +23,15 @@ SUFFIXES = (".toml", ".py")
 
 @cache
 def families() -> Mapping[str, Family]:
-    """Return all families by name, in alphabetical order; plug-ins before built-in ones of the same name."""
+    """Return all families by name, sorted; a plug-in precedes a built-in family of the same name."""
     return dict(sorted({**_built_in(), **load_group(_GROUP, Family)}.items()))
 
 
 def families_of_type(model_type: object) -> tuple[Family, ...]:
     """Return the families with a `model_type`, by name.
 
-    All built-in families take 50 ms, so the one whose module is named after the model type comes first:
-    another family of the same type is one that it hands models on to.
+    Loading all built-in families takes 50 ms, so the one whose module is named after the model type is tried
+    first; it refers to the other families of the same type.
     """
     family = _namesake(model_type) if isinstance(model_type, str) else None
     if family is None or entry_points_of(_GROUP):
@@ -59,7 +59,7 @@ def _modules() -> tuple[str, ...]:
 
 
 def _module_family(name: str) -> Family | None:
-    """Return the `FAMILY` of a module of this package; None without one."""
+    """Return the `FAMILY` of a module in this package; None if it does not define one."""
     family = getattr(import_module(f"{package.__name__}.{name}"), "FAMILY", None)
     return family if isinstance(family, Family) else None
 
@@ -71,12 +71,12 @@ def _built_in() -> Mapping[str, Family]:
 
 
 def names_a_file(text: str) -> bool:
-    """Return whether a user's text means a file instead of the name of a family."""
+    """Return whether the user's text refers to a file rather than to the name of a family."""
     return text.endswith(SUFFIXES) or "/" in text
 
 
 def family_called(text: str) -> Family:
-    """Return the family that a user names, or describes in a file.
+    """Return the family that the user names or describes in a file.
 
     Raises:
         CheckpointError: See `family_named` and `family_from_file`.
@@ -90,7 +90,7 @@ def family_named(name: str) -> Family:
     """Return the family with this name.
 
     Raises:
-        UnknownNameError: There is none; the error lists the known families.
+        UnknownNameError: There is no such family. The message lists the known families.
     """
     family = _module_family(name.replace("-", "_")) if name.replace("-", "_") in _modules() else None
     if family is not None and family.name == name:
@@ -109,7 +109,7 @@ def family_named(name: str) -> Family:
 
 
 def _of_model(name: str) -> str | None:
-    """Return which families have a model or `model_type` of this name, such as Kimi-K2, if any."""
+    """Describe which families have a model or `model_type` with this name, such as Kimi-K2, if any."""
     word = _letters(name)
     matches = [
         family.name
@@ -128,7 +128,8 @@ def family_of(config: Mapping[str, Any], location: str) -> Family:
     """Return the family with the `model_type` of a configuration.
 
     Raises:
-        ConfigError: It states no `model_type` or an unknown one; the error lists the known ones.
+        ConfigError: The configuration does not state a `model_type`, or states an unknown one. The message
+            lists the known types.
     """
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
@@ -139,7 +140,8 @@ def family_of(config: Mapping[str, Any], location: str) -> Family:
             expected="a string such as " + ", ".join(sorted(_by_model_type())),
             hint=f"name the family with {option('family')}",
         )
-    # Loading all built-in families takes 50 ms, and the search for plug-ins 30 ms; most models need neither.
+    # Loading all built-in families takes 50 ms, and searching for plug-ins takes 30 ms; most models need
+    # neither.
     family = _namesake(model_type) or _of_types(_built_in()).get(model_type)
     family = family or _by_model_type().get(model_type)
     if family is not None:
@@ -161,7 +163,7 @@ def family_of(config: Mapping[str, Any], location: str) -> Family:
         f"no family has model_type {model_type!r}",
         location=location,
         expected="one of " + ", ".join(sorted(_by_model_type())),
-        # Similar names are not suggested: the next version of a model usually has different arrays.
+        # Similar names are not suggested, because the next version of a model usually has different arrays.
         hint=f"{action('inspect')} shows which family's names the arrays have, if any; "
         f"{option('family', 'NAME')} uses its rows. {_fallback_error()}",
     )
@@ -187,7 +189,7 @@ def _by_model_type() -> dict[str, Family]:
 
 
 def _of_types(known: Mapping[str, Family]) -> dict[str, Family]:
-    # A family to which another one passes such models on comes after it.
+    # If a family passes such models on to another family, the other family comes after it.
     handed_on = {name for family in known.values() for name in family.others}
     ordered = sorted(known.values(), key=lambda family: family.name not in handed_on)
     return {name: family for family in ordered for name in family.model_types}

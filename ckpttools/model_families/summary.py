@@ -15,8 +15,8 @@ class GroupSummary:
     """A group of layers and its names.
 
     Attributes:
-        right: Prefix of Hugging Face's keys.
-        unscanned, scanned: Prefixes of MaxText's; scanned is empty as in `Layers`.
+        right: Prefix of the Hugging Face keys.
+        unscanned, scanned: Prefixes of the MaxText keys; `scanned` may be empty as in `Layers`.
         stacked: Axes of the layers in the arrays of a scanned model.
     """
 
@@ -28,13 +28,13 @@ class GroupSummary:
 
 @dataclass(frozen=True, slots=True)
 class ValueSummary:
-    """A value operation, and the rows that apply it.
+    """A value op and the rows that apply it.
 
     Attributes:
-        op: Its text, such as "scale head_dim -0.5".
+        op: The op as text, such as "scale head_dim -0.5".
         exact: Whether the reverse conversion restores the bits of bfloat16 values for all model sizes.
-        reason: When it does not, or for which values it does.
-        rows: MaxText's names, below the layers' prefix.
+        reason: When bits are not restored, or for which values they are.
+        rows: Names in MaxText, below the prefix of the layers.
     """
 
     op: str
@@ -52,7 +52,7 @@ class FamilySummary:
         directions: Commands that convert such models.
         layers: Groups of layers; each may be scanned on axis 0 or 1, or unscanned.
         never_scanned: As for `Family`.
-        values: Operations that change values; without any, the round trip is exact.
+        values: Ops that change values; without any, the round trip is exact.
     """
 
     name: str

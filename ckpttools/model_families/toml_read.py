@@ -1,7 +1,7 @@
 """Read a family from a TOML file: the fields of `Family` and `Layers`, with rows as text or tables.
 
-Rows that several groups of layers share may be in `[sets]`, each set under a name; a list of rows may contain
-such names. Nothing in the file is executed.
+Rows that several groups of layers share may be in `[sets]`, each set under a name; a list of rows may refer
+to these names. Nothing in the file is executed.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ def family_from_toml(content: str, location: str) -> Family:
 
     Args:
         content: The content of the file.
-        location: Its name, for messages.
+        location: Name of the file, for messages.
 
     Raises:
-        FormatError: Not TOML.
-        MappingError: Not a family; the error names the table, the key, the value and what is expected.
+        FormatError: The content is not valid TOML.
+        MappingError: The content does not describe a family. The message names the table, the key, the value
+            and the expected value.
     """
     try:
         document = tomllib.loads(content)
@@ -80,7 +81,7 @@ def _family_readers(sets: Sets) -> dict[str, Reader]:
         "settings": _settings,
         "rows": partial(_rows, sets),
         "layers": list_of(partial(_layers, sets)),
-        # This comes first, because other entries refer to the sets.
+        # Sets are read first, because other entries refer to them.
         "sets": lambda *_: sets,
     }
 
@@ -178,7 +179,7 @@ _SIDES = ("left", "left_axes", "right", "right_axes")
 
 
 def _rows(sets: Sets, value: object, location: str) -> Rows:
-    """Read rows from a text with one row per line, or from a list of such texts, tables and names of sets."""
+    """Read rows from a text with one row per line, or from a list of such texts, tables and set names."""
     if isinstance(value, str):
         return _of_text(value, location)
     row_groups: tuple[Rows, ...] = list_of(partial(_row_or_set, sets))(value, location)

@@ -1,4 +1,4 @@
-"""Write a family as a TOML file, the inverse of `toml_read`: as a starting point for a custom family."""
+"""Write a family as a TOML file, the inverse of `toml_read`, as a starting point for a custom family."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _QUOTES = "'''"
 
 
 def family_to_toml(family: Family) -> str:
-    """Return the text from which `family_from_toml` creates the same family.
+    """Return a text from which `family_from_toml` creates the same family.
 
     Raises:
-        MappingError: A row cannot be written as text, because of its value op or of spaces in a name.
+        MappingError: A row cannot be written as text, because of its value op or spaces in a name.
     """
     sets = _shared_rows(family.layers)
     lines = [
@@ -62,7 +62,7 @@ def family_to_toml(family: Family) -> str:
 
 
 def _shared_rows(layers: Sequence[Layers]) -> dict[Rows, str]:
-    """Return names for the rows that groups of layers share, and for the other rows of these groups."""
+    """Return names for rows that groups of layers share, and for the other rows of those groups."""
     runs = [_runs(group, layers) for group in layers]
     times = [rows for run in runs for rows in set(run)]
     sets: dict[Rows, str] = {}
@@ -82,7 +82,7 @@ def _runs(group: Layers, layers: Sequence[Layers]) -> list[Rows]:
 
 
 def _stem(group: Layers) -> str:
-    """Return the last word of the group's name in a scanned model."""
+    """Return the last word of a group's name in a scanned model."""
     return group.scanned.split("{")[0].rstrip("_").rpartition(".")[2] or "layers"
 
 
@@ -150,7 +150,7 @@ def _table(name: str, values: Mapping[str, object], gap: bool = True) -> Iterato
 
 
 def _entries(values: Mapping[str, object]) -> Iterator[str]:
-    """Yield keys and values without the empty ones."""
+    """Yield the non-empty keys and values."""
     for key, value in values.items():
         if value not in ("", (), False):
             yield _entry(key, value)
@@ -171,7 +171,7 @@ def _key(name: str) -> str:
 
 
 def _value(value: object) -> str:
-    """Return a value in TOML: JSON syntax, except for one character that TOML requires to be escaped."""
+    """Format a value as TOML: JSON syntax, except for one character that TOML requires to be escaped."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_value, value))}]"
     if isinstance(value, float):

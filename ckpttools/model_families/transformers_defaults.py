@@ -1,12 +1,13 @@
 """Defaults of the configuration classes of transformers 5.23, checked by `tests/oracle/silent.py`.
 
-The table has the fields that give sizes or set flags, and those whose absence would make setting rules fail
-or choose a wrong value. Values that transformers derives from other fields, such as `head_dim` of Llama, are
+The table has fields that give sizes or set flags, and fields whose absence would make setting rules fail or
+choose a wrong value. Values that transformers derives from other fields, such as `head_dim` of Llama, are
 left out.
 """
 
-# Values of `model_type`, of the text model or the complete model, then fields of the text model; `rope.NAME`
-# as in rules, `vision_config.NAME` and `audio_config.NAME` for towers. A type may occur several times.
+# Values of `model_type` for the text model or the complete model, followed by fields of the text model:
+# `rope.NAME` as in rules, and `vision_config.NAME` and `audio_config.NAME` for towers. A type may occur
+# several times.
 DEFAULTS = """
 deepseek_v2
     first_k_dense_replace=0 hidden_size=4096 intermediate_size=11008 kv_lora_rank=512
@@ -136,7 +137,7 @@ gemma
     hidden_act="gelu_pytorch_tanh"
 """
 
-# Defaults that only comparisons of configurations use, in the same form, without those in `DEFAULTS`.
+# Defaults that are used only to compare configurations, in the same form, without those in `DEFAULTS`.
 # `layer_types` is the type of all layers unless sliding windows are enabled.
 COMPARED_DEFAULTS = """
 deepseek_v2

@@ -1,10 +1,9 @@
-"""Auxiliary tensors of quantized weights besides their scales: the rest of their modules.
+"""Find auxiliary tensors of quantized weights other than scales: everything else in their modules.
 
-Shapes, column orders, code tables, activation scales: the tensors differ between schemes, and loaders need
-all of them, so a weight owns its whole module. The module's `bias` is the exception: it is added to the
-result, is the same without quantization, and loaders create one if the model has it. If a module has several
-weights, each owns its own tensors (`up_proj_blocks`, `up_proj_bias`); `weight_bias` belongs to the quantized
-values.
+Shapes, column orders, code tables and activation scales differ between schemes, and loaders need all of them,
+so a weight owns its full module. The module's `bias` is the exception: it is added to the result, is the same
+without quantization, and loaders create one if the model has it. If a module has several weights, each owns
+its own tensors (`up_proj_blocks`, `up_proj_bias`); `weight_bias` belongs to the quantized values.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.quantized.scales import OBJECT, owner_words, scales_word, split_name, words_of_key
 
 _BIAS, _QUANTIZER = "bias", "quant"
-# Words for packing in the names of weights, which the names of their biases lack.
+# Words for packing in the names of weights that the names of their biases lack.
 _PACKINGS = frozenset(("blocks", "packed", "weight", "qweight", "qdata"))
-# Layers and blocks of experts have few weights to a module; every array is compared with each of them.
+# Layers and blocks of experts have few weights per module, and every array is compared with each of them.
 _MOST_WEIGHTS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class _ModuleWeight:
-    """A weight within its module; `index` is its list index if the key is a list, else empty."""
+    """A weight in its module. `index` is its list index if the key is a list, else empty."""
 
     name: str
     index: str
@@ -38,9 +37,9 @@ class _ModuleFacts(NamedTuple):
     """Facts about a module.
 
     Attributes:
-        has_all: Whether its weights own everything in it and below it.
-        words: The words in the keys of its weights.
-        biased: Possible prefixes of `bias` in the names of its biases.
+        has_all: Whether the module's weights own everything in and below the module.
+        words: The words in the keys of the module's weights.
+        biased: Possible prefixes of `bias` in the names of the module's biases.
     """
 
     has_all: bool
@@ -50,12 +49,12 @@ class _ModuleFacts(NamedTuple):
 
 @dataclass(frozen=True)
 class _Modules:
-    """The modules that hold quantized weights.
+    """The modules that have quantized weights.
 
     Attributes:
-        weights: Those of each module.
-        below: Module -> the weights of each module right below it, by that one's key.
-        objects: Module -> the weights that are parts of its `weight`, an object of several arrays.
+        weights: The weights of each module.
+        below: Module -> the weights of each direct submodule, by the submodule's key.
+        objects: Module -> the weights that are parts of its `weight`, an object with several arrays.
         whole: The weights that own everything below their modules; other weights own only arrays that refer
             to quantization or share their name.
     """
@@ -71,7 +70,7 @@ class _Modules:
     module_facts: dict[str, _ModuleFacts] = field(default_factory=dict)
 
     def facts_of(self, module: str) -> _ModuleFacts:
-        """Return the facts about a module, computed on first use: most modules are never queried."""
+        """Return the facts about a module; computed on first use, because most modules are never queried."""
         if module not in self.module_facts:
             theirs = self.weights.get(module, ())
             has_all = all(their.name in self.whole for their in theirs)
@@ -80,7 +79,7 @@ class _Modules:
         return self.module_facts[module]
 
     def is_bias(self, name: str) -> bool:
-        """Return whether an array is added to the result of a module."""
+        """Return whether an array is a bias, which is added to the result of a module."""
         module, key, _ = split_name(name)
         *words, last = words_of_key(key) or ("",)
         return key == _BIAS or (last == _BIAS and frozenset(words) in self.facts_of(module).biased)
@@ -110,11 +109,11 @@ class _Modules:
         return ()
 
     def _shares_all(self, module: str, words: frozenset[str]) -> bool:
-        """Return whether all words of a weight are among these."""
+        """Return whether all words of a weight are among these words."""
         return any(weight.words <= words for weight in self.weights[module])
 
     def _owners(self, module: str, key: str, index: str, *, is_alone: bool) -> Iterable[_ModuleWeight]:
-        """As `_owners`, cached for keys that share the same words with the weights."""
+        """Like `_owners`, but cached for keys that share the same words with the weights."""
         words = frozenset(words_of_key(key)) & self.facts_of(module).words
         like = module, words, index, is_alone, scales_word(key)
         if like not in self.owner_cache:
@@ -125,7 +124,7 @@ class _Modules:
         return self.owner_cache[like]
 
     def _owners_in_object(self, name: str) -> Sequence[_ModuleWeight]:
-        """Find owners in an object: `X.weight.meta.table` belongs to that of `X.weight.data.qdata`."""
+        """Find owners in an object: `X.weight.meta.table` belongs to `X.weight.data.qdata`."""
         result = self.objects.get(name.replace("/", ".").partition(OBJECT)[0], ())
         return result if all(self.facts_of(split_name(item.name)[0]).has_all for item in result) else ()
 
@@ -140,23 +139,24 @@ class _Modules:
 def auxiliary_tensors(
     arrays: Collection[str], weights: Mapping[str, Collection[str]], whole: Collection[str] = ()
 ) -> dict[str, tuple[str, ...]]:
-    """Find the auxiliary tensors of quantized weights, without their scales.
+    """Find the auxiliary tensors of quantized weights, except their scales.
 
     Args:
-        arrays: Names of all arrays, keys joined by dots.
+        arrays: Names of all arrays, with keys joined by dots.
         weights: Name of each quantized weight -> names of its scales.
         whole: The weights that own everything below their modules.
 
     Returns:
-        Name of a weight -> names in the order of `arrays`. Several weights may own one array.
+        Name of a weight -> names in the order of `arrays`. An array may have several owners.
     """
     scales = {scale for weight in weights.values() for scale in weight}
-    # A scale of one of several weights in a module does not belong to the others.
+    # If a module has several weights, the scale of one does not belong to the others.
     others = [(at, name) for at, name in enumerate(arrays) if name not in weights and name not in scales]
     if not others:
         return {}
     modules = _modules(weights, whole)
-    # Hundreds of weights may own the same thousands of arrays: arrays with the same owners are stored once.
+    # Hundreds of weights may own the same thousands of arrays, so arrays with the same owners are stored
+    # once.
     owned: defaultdict[tuple[str, ...], dict[str, int]] = defaultdict(dict)
     for at, name in others:
         if not modules.is_bias(name):
@@ -191,7 +191,7 @@ def _modules(weights: Iterable[str], whole: Collection[str]) -> _Modules:
 
 
 def _stems(weights: Iterable[_ModuleWeight]) -> Iterator[frozenset[str]]:
-    """Return the stems that weights share with the names of their biases."""
+    """Yield the stems that weights share with the names of their biases."""
     for weight in weights:
         yield from (stem for stem in (weight.words, weight.words - _PACKINGS) if stem - _PACKINGS)
 
@@ -199,15 +199,15 @@ def _stems(weights: Iterable[_ModuleWeight]) -> Iterator[frozenset[str]]:
 def _owners(
     weights: Sequence[_ModuleWeight], words: frozenset[str], index: str, *, is_alone: bool, has_all: bool
 ) -> Sequence[_ModuleWeight]:
-    """Return the weights of a module that own an array, judged by its last key.
+    """Return the weights of a module that own an array, judged by the array's last key.
 
     Args:
-        weights: Of the module.
-        words: Of the array's key, limited to words of weights.
-        index: Of the array.
-        is_alone: Whether the only weight of the module owns all of it; arrays without a module, as with flat
+        weights: The weights of the module.
+        words: The words of the array's key that also occur in weights.
+        index: The list index of the array.
+        is_alone: Whether the only weight of a module owns all of it; arrays without a module, as with flat
             names, may be unrelated.
-        has_all: Whether all weights own the arrays that share no name with any of them.
+        has_all: Whether all weights own the arrays that do not share a name with any of them.
     """
     if len(weights) > _MOST_WEIGHTS and not index:
         return []

@@ -1,4 +1,4 @@
-"""Parser of quantization settings in `config.json`: the scheme, unquantized modules, and dtypes."""
+"""Parse quantization settings in `config.json`: the scheme, unquantized modules, and dtypes."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from ckpttools.quantized.scales import split_name
 
 FIELD = "quantization_config"
 Like = Literal["float32", "maxtext"]
-"""Rounding of products: once, or with scales first rounded to bfloat16, as in MaxText."""
+"""How products are rounded: once, or with scales first rounded to bfloat16 as in MaxText."""
 LIKES: tuple[Like, ...] = ("float32", "maxtext")
 DEFAULT_DTYPE = DTYPES["bfloat16"]
 RESULTS = ("bfloat16", "float16", "float32")
 """The dtypes of products."""
 _FIELDS = (FIELD, "compression_config")
-# Files next to config.json in which tools describe the quantization, and which loaders read first.
+# Files next to config.json in which tools describe the quantization; loaders read them first.
 FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json", "quantization_config.json")
 # Keys that list unquantized modules.
 _EXEMPT = (
     *("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules", "exclude"),
     *("llm_int8_skip_modules", "unquantized_modules"),
 )
-# Each pattern takes time for each module; patterns beyond the limit are ignored.
+# Limit on patterns, because each one takes time for every module; further patterns are ignored.
 _MOST_PATTERNS = 256
 _DTYPES, _PART = ("dtype", "torch_dtype"), "_config"
 _EXPERTS = "expert_dtype"
 
 
 def declared_quantization(config: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Return the quantization settings of a `config.json`; None without any."""
+    """Return the quantization settings of a `config.json`; None if there are none."""
     config = config or {}
     text = config.get("text_config")
     locations = [config, text] if isinstance(text, Mapping) else [config]
@@ -41,7 +41,7 @@ def declared_quantization(config: Mapping[str, Any] | None) -> Mapping[str, Any]
     declared, location = next(
         (item for item in result if isinstance(item[0], Mapping) and item[0]), (None, config)
     )
-    # DeepSeek V4 states it next to the quantization settings, V4.1 inside them.
+    # DeepSeek V4 states this next to the quantization settings, V4.1 inside them.
     beside = location.get(_EXPERTS, config.get(_EXPERTS))
     return {_EXPERTS: beside, **declared} if declared and isinstance(beside, str) else declared
 
@@ -51,8 +51,8 @@ class ExemptModules:
     """Modules that are not quantized.
 
     Attributes:
-        names: Of modules, or their last keys.
-        pattern: For full names of other modules, or None.
+        names: Names of modules, or their last keys.
+        pattern: Pattern for full names of further modules, or None.
     """
 
     names: frozenset[str] = frozenset()
@@ -72,7 +72,7 @@ class ExemptModules:
 def exempt_modules(declared: Mapping[str, Any] | None) -> ExemptModules:
     """Return the modules that a `quantization_config` exempts from quantization.
 
-    Regular expressions (`re:.*lm_head`) are supported if they are equivalent to globs; others exempt nothing.
+    Regular expressions (`re:.*lm_head`) are supported if they are equivalent to globs; others are ignored.
     """
     lists = [(declared or {}).get(field) for field in _EXEMPT]
     entries = [item for one in lists if isinstance(one, list) for item in one if isinstance(item, str)]
@@ -82,7 +82,7 @@ def exempt_modules(declared: Mapping[str, Any] | None) -> ExemptModules:
 
 
 def _glob(entry: str) -> str:
-    """Convert an entry of such a list to a glob; return "" for other regular expressions."""
+    """Convert an entry of such a list to a glob; return "" for unsupported regular expressions."""
     if not entry.startswith("re:"):
         return entry
     pattern = entry.removeprefix("re:").removeprefix("^").removesuffix("$")
@@ -91,12 +91,12 @@ def _glob(entry: str) -> str:
 
 
 def states_dtype(config: Mapping[str, Any] | None, dtype: DType) -> bool:
-    """Return whether a configuration states the dtype of its weights, at the top or in one of its parts."""
+    """Return whether a configuration states the dtype of its weights, at the top level or in a part."""
     return dtype.name in stated_dtypes(config)
 
 
 def stated_dtypes(config: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Return the dtypes that a configuration states, at the top and in its parts."""
+    """Return the dtypes that a configuration states, at the top level and in its parts."""
     parts = [part for name, part in (config or {}).items() if name.endswith(_PART) and name != FIELD]
     declared = [
         location.get(field)
@@ -115,7 +115,7 @@ def without_quantization(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def scheme(declared: Mapping[str, Any] | None) -> str:
-    """Describe a `quantization_config`: `fp8 in blocks of 128 x 128`; empty without one."""
+    """Describe a `quantization_config`: `fp8 in blocks of 128 x 128`; empty if there is none."""
     if not declared:
         return ""
     groups = [_scheme_of_group(group) for group in _groups(declared)]
@@ -127,7 +127,7 @@ def scheme(declared: Mapping[str, Any] | None) -> str:
 
 
 def _groups(declared: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Return the weight settings of each group in compressed-tensors."""
+    """Yield the weight settings of each group in compressed-tensors."""
     groups = declared.get("config_groups")
     for group in groups.values() if isinstance(groups, Mapping) else ():
         weights = group.get("weights") if isinstance(group, Mapping) else None
@@ -141,6 +141,6 @@ def _scheme_of_group(weights: Mapping[str, Any]) -> str:
 
 
 def _bits(declared: Mapping[str, Any]) -> Iterator[str]:
-    """Return the bits that GPTQ and AWQ state."""
+    """Yield the numbers of bits that GPTQ and AWQ state."""
     if isinstance(declared.get("bits"), int):
         yield f"{declared['bits']} bits in groups of {declared.get('group_size')}"

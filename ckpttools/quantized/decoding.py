@@ -1,4 +1,4 @@
-"""Decoding of quantized values: values times scales in float32, rounded once."""
+"""Decode quantized values: values times scales in float32, rounded once."""
 
 from __future__ import annotations
 
@@ -29,35 +29,35 @@ if TYPE_CHECKING:
 
 GET_AGAIN = "get the checkpoint again: its scales are damaged"
 
-# 4-bit integers: -8 to 7, each stored with 8 added.
+# 4-bit integers from -8 to 7, each stored with 8 added.
 OFFSET_INT4 = "int4 + 8"
-# The dtype of zero points: it represents all 4-bit integers.
+# The dtype of zero points, which represents all 4-bit integers.
 ZERO_POINT_DTYPE = DTYPES["bfloat16"]
-# Numbers multiplied at a time, in 2 MiB per worker: an FP8 number takes 1.01 ns on one core. With a quarter
-# of this size it takes 1.31 ns because of call overhead: workers wait for each other during each call.
+# Number of values that are multiplied at a time, in 2 MiB per worker. An FP8 number takes 1.01 ns on one
+# core. With a quarter of this size, it takes 1.31 ns, because workers wait for each other in more calls.
 _BLOCK = 1 << 18
-# Maximum rows of a batch: if rows are short, their indices of scales are larger than the rows.
+# Maximum number of rows in a batch: if rows are short, their scale indices take more memory than the rows.
 _MOST_ROWS = 1 << 13
 # Bytes allocated per row in that case, as 64-bit integers: locations on up to six axes, and of scales.
 _LOCATIONS = 24
-# Size of the lookup tables of quantized values.
+# Size of the lookup tables of quantized values, in bytes.
 _TABLES = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """Decoding of quantized values with their scales.
+    """Decodes quantized values with their scales.
 
     Attributes:
         numbers: The meaning of quantized values: a floating-point dtype of up to 8 bits, or `OFFSET_INT4`.
         scales: The dtypes of the scales; all arrays but the first have one element.
-        divides: For each array, whether numbers are divided by it.
+        divides: Whether numbers are divided by the scales, for each array of scales.
         result: Dtype of the products: float32, bfloat16 or float16.
-        name: Of the scales, for messages.
-        like: Rounding of the products.
-        has_zero_points: Whether the last additional array has zero points, of `ZERO_POINT_DTYPE`: they are
-            subtracted before the multiplication, one for each block of the first array.
-        location: Of the checkpoint, for messages.
+        name: Name of the scales, for messages.
+        like: How products are rounded.
+        has_zero_points: Whether the last additional array has zero points of `ZERO_POINT_DTYPE`, one per
+            block of the first array, which are subtracted before multiplying.
+        location: Location of the checkpoint, for messages.
     """
 
     numbers: str
@@ -67,7 +67,7 @@ class Decode:
     name: str
     like: Like = "float32"
     has_zero_points: bool = False
-    # Excluded from repr: the values do not depend on the location.
+    # Excluded from the repr, because values do not depend on the location.
     location: str = field(default="", repr=False)
 
     @property
@@ -84,8 +84,8 @@ class Decode:
         many, rows = min(size, _BLOCK), min(size, _MOST_ROWS)
         factors = (1 + self.has_zero_points) * page(4 * scales)
         buffers = 2 * page(4 * (many + 2 * packed * rows))
-        # Allocated: scales rounded as in MaxText; factors and zero points of all numbers, repeated over rows
-        # and columns; and 8 bytes for the table index of each quantized value.
+        # Allocated memory: scales rounded as in MaxText; factors and zero points of all numbers, repeated
+        # over rows and columns; and 8 bytes for the table index of each quantized value.
         rounded = 8 * scales if self.like == "maxtext" else 0
         kept, each = 4 * many * self.has_zero_points, 4 * many + 16 * rows
         spread = kept + each + max(2 * many, 8 * rows * _LOCATIONS)
@@ -100,7 +100,7 @@ class Decode:
         out: np.ndarray,
         scratch: Scratch,
     ) -> None:
-        """Decode; see `ckpttools.array.dequantized.Decoding.decode`."""
+        """Decode a piece; see `ckpttools.array.dequantized.Decoding.decode`."""
         import numpy as np
 
         from ckpttools.array.elements import widen
@@ -122,7 +122,7 @@ class Decode:
     def _fill(
         self, rows: _Rows, out: np.ndarray, before: int, buffers: tuple[np.ndarray, np.ndarray]
     ) -> None:
-        """Write rows through two buffers; `before` is the number of rows before those of `out`."""
+        """Write rows using two buffers; `before` is the number of rows before those of `out`."""
         import numpy as np
 
         flat = out.reshape(-1, out.shape[-1])
@@ -139,7 +139,7 @@ class Decode:
                 self._multiply(rows.part(before + top, left, part.shape), part, *buffers)
 
     def _multiply(self, part: _RowBatch, out: np.ndarray, numbers: np.ndarray, products: np.ndarray) -> None:
-        """Write a few rows through two buffers."""
+        """Write a few rows using two buffers."""
         import numpy as np
 
         read = self._numbers(part.codes, part.packed, numbers)[:, part.first : part.first + out.shape[1]]
@@ -155,8 +155,8 @@ class Decode:
         """Compute the float32 factors of numbers from the carriers of scales.
 
         Args:
-            scales: Of each array.
-            out: Destination, in the first array's shape; None to allocate.
+            scales: The scales of each array.
+            out: Destination in the shape of the first array; None allocates one.
         """
         import numpy as np
 
@@ -171,7 +171,7 @@ class Decode:
             for one, dtype, divides in zip(scales[1:], self.scales[1:], self.divides[1:], strict=True):
                 scale = one.view(dtype.numpy).astype(np.float32)
                 if divides:
-                    # An infinite divisor is damaged: its quotients would be zero.
+                    # An infinite divisor is damaged, because quotients would be zero.
                     scale[np.isinf(scale)] = np.nan
                 (np.divide if divides else np.multiply)(built, scale, out=built)
         if self.like == "maxtext":
@@ -179,7 +179,7 @@ class Decode:
         return built
 
     def check(self, factors: np.ndarray) -> None:
-        """Refuse factors for which the largest quantized value gives no finite number.
+        """Refuse factors for which the largest quantized value does not give a finite number.
 
         Raises:
             DamagedScalesError: A factor is too large or NaN.
@@ -213,7 +213,7 @@ class Decode:
         return wrong
 
     def _is_within(self, factor: Any) -> Any:
-        """Return whether the largest value times each factor is in the range of the result."""
+        """Return whether the largest value times each factor is in the range of the result dtype."""
         # Zero points have the same range as the numbers.
         return factor * largest(self.numbers) * (1 + self.has_zero_points) < self.result.beyond_range
 
@@ -236,11 +236,11 @@ class _RowBatch(NamedTuple):
     """A batch of rows.
 
     Attributes:
-        codes: Quantized values, including the complete values at both ends.
-        packed: Numbers per value.
-        first: The first expected number.
-        factors: Of each number, or of one row or column if all are equal.
-        zeros: Zero points in the same form; None without any.
+        codes: The quantized values, including complete values at both ends.
+        packed: Numbers per quantized value.
+        first: Index of the first expected number.
+        factors: The factor of each number, or of one row or column if all are equal.
+        zeros: Zero points in the same form; None if there are none.
     """
 
     codes: np.ndarray
@@ -252,14 +252,14 @@ class _RowBatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """A region viewed as rows: all axes but the last are flattened.
+    """A region viewed as rows: all axes except the last are flattened.
 
     Attributes:
-        codes: Quantized values of all rows.
-        factors: Of the blocks that overlap the region.
+        codes: The quantized values of all rows.
+        factors: The factors of blocks that overlap the region.
         piece: The elements to read.
         within: Start of the region in the first of those blocks, and in the first quantized value.
-        zeros: Zero points of the same blocks; None without any.
+        zeros: The zero points of the same blocks; None if there are none.
     """
 
     codes: np.ndarray
@@ -296,7 +296,7 @@ class _Rows:
         return rows if rows.shape[1] == 1 else _spread(rows, length, self.within[-1] + left, width, 1)
 
     def _of_rows(self, top: int, height: int) -> np.ndarray:
-        """Return the factors of some rows, or of one row if all are equal."""
+        """Return the factors of some rows, or of one row if all rows are equal."""
         import numpy as np
 
         lead = self.piece.region.shape[:-1]
@@ -321,7 +321,7 @@ class _Rows:
 
 
 def _spread(factors: np.ndarray, length: int, start: int, count: int, axis: int) -> np.ndarray:
-    """Repeat the factors along an axis: each covers `length` numbers, the first from position `start`."""
+    """Repeat the factors along an axis, each for `length` numbers, the first from position `start`."""
     import numpy as np
 
     first, stop = start // length, ceil_div(start + count, length)
@@ -339,7 +339,7 @@ def _spread(factors: np.ndarray, length: int, start: int, count: int, axis: int)
 
 @cache
 def _values(numbers: str) -> np.ndarray:
-    """Return the float32 values of all codes of a kind: 16 for four bits, 256 otherwise."""
+    """Return the float32 values of all codes of a kind: 16 values for four bits, 256 otherwise."""
     import numpy as np
 
     from ckpttools.array.elements import table
@@ -363,7 +363,7 @@ def _pairs(numbers: str) -> np.ndarray:
 
 @cache
 def largest(numbers: str) -> float:
-    """Return the largest magnitude of a code."""
+    """Return the largest magnitude that a code represents."""
     import numpy as np
 
     values = np.abs(_values(numbers))
@@ -381,10 +381,10 @@ def array_of(
 
     Args:
         weight: A quantized weight.
-        arrays: By name, including at least its stored arrays.
-        dtype: Of the result: float32, bfloat16 or float16.
-        like: Rounding of the products.
-        location: Of the checkpoint, for messages.
+        arrays: Arrays by name, including at least the weight's stored arrays.
+        dtype: Dtype of the result: float32, bfloat16 or float16.
+        like: How products are rounded.
+        location: Location of the checkpoint, for messages.
     """
     shifts = [] if weight.zero_points is None else [_zero_points(weight, arrays[weight.zero_points])]
     built = Dequantized(
@@ -400,7 +400,7 @@ def array_of(
 
 
 def unscaled_array(weight: Weight, arrays: Mapping[str, LazyArray]) -> LazyArray:
-    """Return the unscaled values of a weight, in the order of its codes; arguments as `array_of`."""
+    """Return the unscaled values of a weight, in the order of its codes; arguments as for `array_of`."""
     float32, scale = DTYPES["float32"], weight.scales[0]
     ones = Constant(scale.shape, float32, array("f", [1.0]).tobytes())
     names = filter(None, (weight.codes, weight.zero_points))
@@ -409,7 +409,7 @@ def unscaled_array(weight: Weight, arrays: Mapping[str, LazyArray]) -> LazyArray
 
 
 def _zero_points(weight: Weight, words: LazyArray) -> LazyArray:
-    """Return one zero point per scale from words of eight column neighbors.
+    """Return one zero point per scale from words that hold eight column neighbors.
 
     The words are read by columns as int4 with the scale 1.
     """
@@ -423,7 +423,7 @@ def _zero_points(weight: Weight, words: LazyArray) -> LazyArray:
 
 
 def decode_of(weight: Weight, dtype: DType | None = None, like: Like = "float32") -> Decode:
-    """Return the decoder of a weight; arguments as `logical`."""
+    """Return the decoder of a weight; arguments as for `array_of`."""
     dtypes = tuple(scale.dtype for scale in weight.scales)
     divides = tuple(scale.divides for scale in weight.scales)
     has_zero_points = weight.zero_points is not None

@@ -1,4 +1,4 @@
-"""Interpretation of quantized weights by the supported schemes, with reasons for weights without one."""
+"""Interpret quantized weights with the supported schemes; weights without one get a reason."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from ckpttools.quantized.weights import QuantizedWeight, Weights, is_scale
 
 
 def read_shapes(weights: Iterable[Weight], arrays: Mapping[str, LazyArray]) -> Mapping[str, Shape] | None:
-    """Read the stored shapes of weights, by array name; None if they agree with the headers."""
+    """Read the stored shapes of weights, by array name; return None if they agree with the headers."""
     declared = {item.stored_shape: item for item in weights}
     named = [name for name in declared if name is not None]
-    # In file order, where shapes are adjacent: one request to a remote store reads thousands.
+    # Read in file order, where shapes are adjacent: one request to a remote store reads thousands of them.
     named.sort(key=lambda name: arrays[name].first_byte(Region.whole(arrays[name].shape)))
     shapes = {name: tuple(int(length) for length in arrays[name].read().reshape(-1)) for name in named}
     return None if all(declared[name].shape == shape for name, shape in shapes.items()) else shapes
 
 
 def has_doubtful_shapes(weights: Weights) -> bool:
-    """Return whether stored shapes must be read because the last code of a row may be partly empty.
+    """Return whether stored shapes must be read, because the last code of a row may be partly empty.
 
-    A row of several groups of complete codes has the length in the headers.
+    A row of several groups of complete codes has the length stated in the headers.
     """
     declared = (item for item in weights.readable.values() if item.stored_shape is not None)
     widths = ((item.scales[0].block[-1], item) for item in declared)
@@ -51,9 +51,9 @@ def interpret_weights(
     """Interpret quantized weights with the supported schemes.
 
     Args:
-        arrays: All, by name.
-        result: The weights among them.
-        declared: The `quantization_config`, which describes them.
+        arrays: All arrays by name.
+        result: The quantized weights among the arrays.
+        declared: The `quantization_config` that describes the weights.
         shapes: As for `ckpttools.quantized.schemes.base.Module`.
     """
     declared = declared or {}
@@ -91,7 +91,7 @@ def _is_plain_table(each: QuantizedWeight) -> bool:
 
 
 def _clashes(weights: Iterable[Weight], arrays: Mapping[str, ArrayLike], used: set[str]) -> Iterator[str]:
-    """List each logical name that another array or weight has, one line each."""
+    """Yield each logical name that another array or weight also has, one line each."""
     count = Counter(weight.name for weight in weights)
     for name, times in count.items():
         if times > 1 or (name in arrays and name not in used):
@@ -99,7 +99,7 @@ def _clashes(weights: Iterable[Weight], arrays: Mapping[str, ArrayLike], used: s
 
 
 def unreadable_error(result: Weights, declared: Mapping[str, Any] | None, location: str) -> FormatError:
-    """Create the error that lists the weights that cannot be dequantized, with reasons."""
+    """Return the error that lists the weights which cannot be dequantized, with reasons."""
     is_read = (declared or {}).get("quant_method") in read_methods()
     is_damaged = is_read and not result.is_whole
     return FormatError(
@@ -127,9 +127,9 @@ _GENERAL = frozenset((_DENSE, "mixed-precision"))
 
 
 def unsupported_reason(declared: Mapping[str, Any]) -> tuple[str, ...]:
-    """List the unsupported settings of a `quantization_config`, one line each.
+    """Return the unsupported settings of a `quantization_config`, one line each.
 
-    Such weights may have the names and dtypes of supported ones but a different meaning.
+    Weights with such settings may have the names and dtypes of supported weights but a different meaning.
     """
     return tuple(dict.fromkeys((*_formats(declared), *_sparsity(declared), *_rotations(declared))))
 
@@ -151,10 +151,9 @@ def _sparsity(declared: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _rotations(declared: Mapping[str, Any]) -> Iterator[str]:
-    """Return the activations that are rotated at run time to undo rotations of weights.
+    """Yield the activations that are rotated at run time to undo rotations of weights.
 
-    Rotations of queries and cached keys cancel each other, and weight-only rotations are stored in the
-    weights.
+    Rotations of queries and cached keys cancel out, and weight-only rotations are stored in the weights.
     """
     transforms = declared.get("transform_config")
     groups = transforms.get("config_groups") if isinstance(transforms, Mapping) else None

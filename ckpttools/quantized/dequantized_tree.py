@@ -1,4 +1,4 @@
-"""Trees whose quantized weights are replaced by their dequantized values."""
+"""Trees in which quantized weights are replaced by their dequantized values."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def dequantize_tree(
     dtype: DType | None = None,
     like: Like = "float32",
 ) -> DequantizedTree:
-    """Replace quantized weights by their dequantized values; arguments and errors as `QuantizedView`."""
+    """Replace quantized weights by their dequantized values; arguments and errors as for `QuantizedView`."""
     if weights.faults:
         raise unreadable_error(weights, declared, tree.metadata.location)
     result = result_of(dtype)
@@ -52,7 +52,7 @@ def dequantize_tree(
 
 
 def _path(path: Path, weight: Weight) -> Path:
-    """Return the path of a dequantized array, whose last key may lose its ending."""
+    """Return the path of a dequantized array, whose last key may lose its suffix."""
     if weight.name == weight.codes:
         return path
     last = str(path[-1])
@@ -61,7 +61,7 @@ def _path(path: Path, weight: Weight) -> Path:
 
 
 def value_notes(result: Iterable[Weight], dtype: DType, like: Like) -> Notes:
-    """Describe the effects of dequantization on values, one note per scheme."""
+    """Describe the effects of dequantization on values, with one note per scheme."""
     count = Counter((item.scheme, _is_exact(item, dtype)) for item in result)
     exact, inexact = [], []
     for (named, is_exact), number in count.items():
@@ -87,7 +87,7 @@ def _remarks(weights: Weights) -> Iterator[str]:
 def _is_exact(weight: Weight, dtype: DType) -> bool:
     """Return whether every product is exact in the dtype: few digits times powers of two.
 
-    The smallest float8 numbers times the smallest scales are below bfloat16's minimum, 2**-133.
+    The smallest float8 numbers times the smallest scales would be below bfloat16's minimum, 2**-133.
     """
     powers = all(scale.dtype.name == "float8_e8m0fnu" for scale in weight.scales)
     least = weight.numbers == "float4_e2m1fn"
@@ -95,7 +95,7 @@ def _is_exact(weight: Weight, dtype: DType) -> bool:
 
 
 def weights_of_arrays(tree: Tree, differing: Collection[LazyArray]) -> set[str]:
-    """Return the quantized weights that own these arrays; empty if one array belongs to none."""
+    """Return the quantized weights that own these arrays; empty if any array has no owner."""
     arrays = by_name(tree.arrays)
     owners = {
         id(arrays[stored]): name
@@ -112,7 +112,7 @@ def weights_of_arrays(tree: Tree, differing: Collection[LazyArray]) -> set[str]:
 
 
 def dequantize_weights(tree: Tree, names: Collection[str]) -> dict[str, LazyArray]:
-    """Dequantize the named weights to float32; skip those that cannot be dequantized."""
+    """Dequantize the named weights to float32, skipping those that cannot be dequantized."""
     arrays, location = by_name(tree.arrays), tree.metadata.location
     readable = quantized_view(tree).shaped.readable
     return {

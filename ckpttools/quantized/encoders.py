@@ -1,4 +1,4 @@
-"""Encoders that quantize weights to FP8 blocks (DeepSeek V3) and to MXFP4 (gpt-oss)."""
+"""Encoders that quantize weights to FP8 blocks (as in DeepSeek V3) and to MXFP4 (as in gpt-oss)."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 _FP8_CODE, _FP8_MAX = "float8_e4m3fn", 448.0
 # Smaller scales would be subnormal, which devices flush to zero.
 _FP8_MIN_SCALE = 2.0**-126
-# Elements encoded at a time: their float32 copies fit in a core's cache.
+# Number of elements that are encoded at a time, whose float32 copies fit in a core's cache.
 _TILE_ELEMENTS = 1 << 15
 
 
 @dataclass(frozen=True, slots=True)
 class Fp8Blocks:
-    """An encoder of FP8 in the form of DeepSeek V3: E4M3 codes with a float32 scale for each block.
+    """Encodes FP8 like DeepSeek V3: E4M3 codes with a float32 scale for each block.
 
     A scale is the largest magnitude of its block divided by 448, the largest E4M3 number. Codes are values
     divided by their scale, rounded once to nearest even. Blocks of zeros have the scale 1.
 
     Attributes:
-        rows, columns: Of a block.
+        rows, columns: Shape of a block.
     """
 
     rows: int = 128
@@ -84,7 +84,7 @@ class Fp8Blocks:
     def _strips(
         self, shape: tuple[int, ...], scales: np.ndarray
     ) -> Iterator[tuple[slice, slice, np.ndarray]]:
-        """Yield slices of rows and columns within one row of blocks, with the scale of each column."""
+        """Yield slices of rows and columns in one row of blocks, with the scale of each column."""
         import numpy as np
 
         high, wide = self.block
@@ -101,19 +101,19 @@ def block_maxima(values: np.ndarray, block: tuple[int, int]) -> np.ndarray:
     """Return the largest magnitude of each block, in float32.
 
     Args:
-        values: (rows, columns) of a floating-point dtype of at least 16 bits.
-        block: Rows and columns of a block; the last ones may be smaller.
+        values: Array (rows, columns) of a floating-point dtype with at least 16 bits.
+        block: Rows and columns of a block; the last blocks may be smaller.
 
     Raises:
-        NotFiniteError: The values contain NaN or infinity, or float64 values out of float32's range.
+        NonFiniteError: The values contain NaN or infinity, or float64 values outside float32's range.
     """
     import numpy as np
 
     if values.dtype.itemsize == 8:
         with np.errstate(over="ignore"):
             values = values.astype(np.float32)
-    # Magnitudes sort like their bit patterns, NaN last: integers are compared at 8 GB/s, whereas numpy has no
-    # native loop for bfloat16.
+    # Magnitudes sort like their bit patterns, with NaN last. Integers are compared at 8 GB/s, whereas numpy
+    # has no native loop for bfloat16.
     kind = np.dtype(f"u{values.dtype.itemsize}")
     patterns = values.view(kind) & kind.type((1 << 8 * kind.itemsize - 1) - 1)
     largest = _maxima(_maxima(patterns, 0, block[0]), 1, block[1]).view(values.dtype).astype(np.float32)
@@ -135,19 +135,19 @@ def _maxima(values: np.ndarray, axis: int, size: int) -> np.ndarray:
 
 
 def rounded_to_few_bits(values: np.ndarray, dtype: str) -> np.ndarray:
-    """Round to narrow floats once, to nearest, ties to even; clip out-of-range values.
+    """Round once to narrow floats, to nearest, ties to even, clipping out-of-range values.
 
     Args:
-        values: float32, none of them NaN.
-        dtype: Such as "float8_e4m3fn".
+        values: Float32 values without NaN.
+        dtype: A dtype such as "float8_e4m3fn".
 
     Returns:
-        Codes of the shape of `values`, uint8.
+        The codes as uint8, in the shape of `values`.
     """
     import numpy as np
 
     bits = values.view(np.uint32)
-    # The upper half is rounded to odd, so it keeps the information of the lower half that a second rounding
+    # The upper half is rounded to odd, which keeps the information of the lower half that a second rounding
     # needs. A table lookup then takes 1.5 ns per element, compared to 17 ns for a cast in ml_dtypes.
     upper = bits & np.uint32(0xFFFF)
     upper += np.uint32(0xFFFF)
@@ -165,7 +165,7 @@ def numbers(codes: np.ndarray, dtype: str) -> np.ndarray:
 
 @cache
 def _codes(dtype: str) -> np.ndarray:
-    """Return the code of each float32 with a zero lower half, indexed by its upper half."""
+    """Return the code of each float32 whose lower half is zero, indexed by its upper half."""
     import numpy as np
 
     values = (np.arange(1 << 16, dtype=np.uint32) << np.uint32(16)).view(np.float32)
@@ -184,16 +184,17 @@ def _numbers(dtype: str) -> np.ndarray:
 
 GROUP = 32
 _FP4_CODE, _FP4_MAX = "float4_e2m1fn", 6.0
-# Exponents of scales: from a bias of 127 to the largest for which every code is finite in bfloat16.
+# Exponents of scales: from a bias of 127 to the largest exponent for which every code is finite in bfloat16.
 _EXPONENT_BIAS, _MIN_EXPONENT, _MAX_EXPONENT = 127, -127, 125
 
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4Encoder:
-    """An encoder of MXFP4 in the form of gpt-oss: two E2M1 codes per byte, one exponent for 32 neighbors.
+    """Encodes MXFP4 like gpt-oss: two E2M1 codes per byte, and one exponent for 32 neighbors.
 
-    The scale of a group is the smallest power of two that brings its values within 6, the largest E2M1
-    number. Nothing is clipped, and former MXFP4 values are preserved. Groups of zeros have the scale 1.
+    The scale of a group is the smallest power of two that scales its values to at most 6, the largest E2M1
+    number. Values are not clipped, and values that come from MXFP4 are preserved. Groups of zeros have the
+    scale 1.
     """
 
     @property
@@ -216,7 +217,7 @@ class Mxfp4Encoder:
         import numpy as np
 
         largest = block_maxima(values, self.block)
-        # largest = m * 2**e with 0.5 <= m < 1, and 6 = 0.75 * 2**3.
+        # The maximum is m * 2**e with 0.5 <= m < 1, and 6 = 0.75 * 2**3.
         digits, exponents = np.frexp(largest)
         exponents = np.clip(exponents - 3 + (digits > _FP4_MAX / 8), _MIN_EXPONENT, _MAX_EXPONENT)
         built: np.ndarray = (np.where(largest == 0, 0, exponents) + _EXPONENT_BIAS).astype(np.uint8)
@@ -228,7 +229,7 @@ class Mxfp4Encoder:
         packed = np.empty((values.shape[0], values.shape[1] // 2), np.uint8)
         for rows in self._strips(values.shape):
             wide = as_float32(values[rows])
-            # Powers of two, and therefore exact.
+            # These are powers of two, and therefore exact.
             factors = np.ldexp(np.float32(1), _EXPONENT_BIAS - scales[rows].astype(np.int32))
             scaled = np.multiply(wide.reshape(wide.shape[0], -1, GROUP), factors[..., None])
             codes = rounded_to_few_bits(scaled.reshape(wide.shape), _FP4_CODE)

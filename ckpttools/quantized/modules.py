@@ -1,7 +1,7 @@
-"""Selection, by name, of the weights of a Hugging Face model to quantize.
+"""Select, by name, the weights of a Hugging Face model to quantize.
 
-It follows published models, which quantize the matrices that tokens are multiplied by. Embeddings, norms,
-output heads, routers and towers are left unchanged; loaders learn this from the list in `config.json`.
+The selection follows published models, which quantize the matrices that tokens are multiplied by. Embeddings,
+norms, output heads, routers and towers are left unchanged; loaders find them in a list in `config.json`.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ SEPARATE_EXPERTS = frozenset(
         *("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe"),
     )
 )
-"""Models whose fused experts, (expert, out, in), transformers 5.23 also loads from single experts, by its
-conversion table. Its dequantization supports scales of single experts only, and treats fused
-codes as plain numbers.
+"""Models whose fused experts, (expert, out, in), transformers 5.23 also loads from single experts.
+
+Its dequantization supports only scales of single experts, and treats fused codes as plain numbers.
 """
 _FUSED_IN, _FUSED_OUT = "gate_up_proj", "down_proj"
-# Modules that vLLM fuses (`packed_modules_mapping`), by each member.
+# Modules that vLLM fuses (`packed_modules_mapping`), for each of their members.
 _FUSED_MODULES = {
     key: keys
     for keys in (
@@ -83,7 +83,7 @@ def is_fused(name: str, array: ArrayLike) -> bool:
 
 
 def single_matrices(name: str, array: LazyArray) -> Iterator[tuple[str, LazyArray]]:
-    """Return the matrices of linear layers in an array by name; fused experts give one each."""
+    """Yield the matrices of linear layers in an array by name; fused experts give one matrix each."""
     if array.ndim == 2:
         yield name, array
         return
@@ -102,7 +102,7 @@ def is_out_first(name: str, array: ArrayLike, hidden: int | None) -> bool | None
     """Return whether fused matrices are (expert, out, in), as in linear layers; None if unknown.
 
     Args:
-        name, array: Fused matrices.
+        name, array: Name and array of the fused matrices.
         hidden: Hidden size of the model.
     """
     first, second = array.shape[-2:]
@@ -114,15 +114,15 @@ def is_out_first(name: str, array: ArrayLike, hidden: int | None) -> bool | None
 def half_quantized_experts(quantized: Iterable[str], plain: Iterable[str]) -> list[str]:
     """Return the quantized matrices that vLLM fuses with unquantized ones.
 
-    Fused matrices are q, k and v, gate and up, and all experts of a layer. vLLM refuses such models
-    (`is_layer_skipped`), or takes codes for numbers.
+    Fused matrices are q, k and v; gate and up; and all experts of a layer. vLLM refuses models that quantize
+    only some of them (`is_layer_skipped`), or takes codes for numbers.
     """
     others = set(map(_quantized_together, plain))
     return [name for name in quantized if _quantized_together(name) in others]
 
 
 def _quantized_together(name: str) -> tuple[str, ...]:
-    """Return the pattern of the matrices that are fused with one."""
+    """Return patterns of the matrices that are fused with a given one."""
     above, experts, _ = name.partition(EXPERTS)
     if experts:
         return above, experts
@@ -133,13 +133,13 @@ def _quantized_together(name: str) -> tuple[str, ...]:
 def unquantized_modules(arrays: Mapping[str, ArrayLike], quantized: Collection[str]) -> list[str]:
     """Return the full names of modules with unquantized matrices.
 
-    This includes a tied output head, which is not stored as an array: loaders create a module for it. vLLM
-    compares full names of linear layers; transformers before 5 matches parts of names, so that
-    `model.layers.1` would also match `model.layers.10`.
+    The result includes a tied output head, which is not stored as an array, because loaders create a module
+    for it. Names must be complete: vLLM compares full names of linear layers, and transformers before 5
+    matches parts of names, so that `model.layers.1` would also match `model.layers.10`.
 
     Args:
-        arrays: By name.
-        quantized: Names of the quantized ones.
+        arrays: Arrays by name.
+        quantized: Names of the quantized arrays.
     """
     others = set(_modules_above(quantized))
     matrices = (name for name, array in arrays.items() if name not in quantized and len(array.shape) > 1)
@@ -148,7 +148,7 @@ def unquantized_modules(arrays: Mapping[str, ArrayLike], quantized: Collection[s
 
 
 def _modules_above(names: Iterable[str]) -> Iterator[str]:
-    """Return the modules that contain arrays, outermost first."""
+    """Yield the modules that contain arrays, outermost first."""
     for name in names:
         keys = name.split(".")[:-1]
         yield from (".".join(keys[:stop]) for stop in range(1, len(keys) + 1))

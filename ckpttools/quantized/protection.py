@@ -24,7 +24,7 @@ from ckpttools.quantized.weights import QuantizedWeight, last_keys
 def spare_quantized(
     tree: Tree, expected: Mapping[Path, DType], named: Collection[Path], *, force: bool
 ) -> tuple[dict[Path, DType], Notes]:
-    """Drop casts that quantized weights rule out, unless the user named the arrays.
+    """Drop casts that quantized weights do not allow, unless the user named the arrays.
 
     Args:
         tree: The tree before the cast.
@@ -36,8 +36,8 @@ def spare_quantized(
         The remaining casts, and notes about them.
 
     Raises:
-        FormatError: A quantized weight, or by name one of its auxiliary tensors, is to be cast; narrow values
-            may have lost their scales; or arrays are cast to narrow dtypes next to quantized weights.
+        FormatError: The cast would change a quantized weight or, by name, one of its auxiliary tensors;
+            narrow values may have lost their scales; or arrays would become narrow next to quantized weights.
     """
     view, config, location = quantized_view(tree), tree.metadata.config, tree.metadata.location
     if expected and view.declared:
@@ -65,7 +65,7 @@ def spare_quantized(
 
 
 def _refuse_unknown(tree: Tree, expected: Collection[Path]) -> None:
-    """Refuse casts of arrays of an unknown scheme: of unscaled arrays, or of the whole tree."""
+    """Refuse casts of arrays in an unknown scheme: of unscaled arrays, or of the full tree."""
     known = quantized_view(tree).members
     arrays = {dotted(path): tree.arrays[path] for path in (expected if known else tree.arrays)}
     odd = {name: item for name, item in arrays.items() if name not in known and not is_plain(item.dtype)}
@@ -75,7 +75,7 @@ def _refuse_unknown(tree: Tree, expected: Collection[Path]) -> None:
 def _refuse_few_bits(tree: Tree, expected: Mapping[Path, DType]) -> None:
     """Refuse casts to narrow dtypes next to quantized weights.
 
-    Readers would take such arrays for quantized values.
+    Readers would take the cast arrays for quantized values.
     """
     view = quantized_view(tree)
     few = {path: dtype for path, dtype in expected.items() if dtype.is_float and not is_plain(dtype)}
@@ -159,7 +159,7 @@ def _refuse_halves(tree: Tree, new_tree: Tree, sources: Mapping[Path, Path]) -> 
 
 
 def _refuse_rearranging(tree: Tree, lines: Iterator[str]) -> None:
-    """Refuse changes reported in the given lines: only names may differ."""
+    """Refuse the reported changes, because only names may differ."""
     wrong = list(lines)
     if wrong:
         raise MappingError(
@@ -177,7 +177,7 @@ def _lost(before: Collection[QuantizedWeight], targets: Mapping[str, str], new_t
 
     Args:
         before: The weights before the transform.
-        targets: Old name -> new name of arrays that have kept their dtype.
+        targets: Old name -> new name of each array that has kept its dtype.
         new_tree: The new tree.
     """
     view = quantized_view(new_tree)
@@ -188,7 +188,7 @@ def _lost(before: Collection[QuantizedWeight], targets: Mapping[str, str], new_t
             continue
         sides = frozenset(after[target].sides if target in after else ())
         gone = [side for side in item.sides if side not in targets]
-        # A function may have replaced them.
+        # A function may have replaced the arrays.
         missing = gone if len(gone) > sum(side not in known for side in sides) else []
         missing += [side for side in item.sides if side in targets and targets[side] not in sides]
         if missing:
@@ -198,7 +198,8 @@ def _lost(before: Collection[QuantizedWeight], targets: Mapping[str, str], new_t
         weight = after.get(name) or QuantizedWeight(name, array.dtype, ())
         is_matrix = len(array.shape) > 1 and not scales_word(name)
         expected = fewest.get(array.dtype, 0) if is_matrix else 0
-        # An array stacked from several weights has their dtype, and possibly an uninformative name.
+        # An array that is stacked from several weights has their dtype, but maybe not a name that identifies
+        # them.
         if name not in known and len(weight.sides) < (expected or (name in after)):
             yield str(weight)
 
@@ -215,7 +216,7 @@ def _left_over(before: Collection[QuantizedWeight], targets: Mapping[str, str]) 
 
 
 def _is_separated(before: Collection[QuantizedWeight], targets: Mapping[str, str]) -> Iterator[str]:
-    """Yield a line for each weight that is left out while others with the same scales are kept."""
+    """Yield a line for each weight that is left out while other weights with the same scales are kept."""
     sharing: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for item in before:
         for scale in item.scales:
@@ -244,16 +245,16 @@ def _intermediate_casts(weights: Mapping[int, LazyArray], new_tree: Tree) -> Ite
 
 
 def _fewest_sides(weights: Collection[QuantizedWeight]) -> dict[DType, int]:
-    """Return the minimum number of auxiliary arrays of weights of a dtype."""
+    """Return the minimum number of auxiliary arrays of weights with each dtype."""
     fewest: dict[DType, int] = {}
     for weight in weights:
         fewest[weight.dtype] = min(len(weight.sides), fewest.get(weight.dtype, len(weight.sides)))
     return fewest
 
 
-# Check whether parts of quantized modules keep their order. Values are packed along axes and scaled in groups
-# along axes, so another order of elements changes their meaning. Complete modules stacked along a new first
-# axis, such as experts, keep the order, and so does each slice of such a stack.
+# Check whether parts of quantized modules keep their order. Values are packed and scaled in groups along
+# axes, so another order of elements changes their meaning. Stacking complete modules along a new first axis,
+# such as experts, keeps the order, and so does taking a slice of such a stack.
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +263,7 @@ class _Origin:
 
     Attributes:
         how: Stacks, and indices in stacks, around the members; equal for all arrays of modules that are
-            treated in the same way.
+            treated the same way.
         members: Names of parts of quantized modules, in order.
     """
 
@@ -271,7 +272,7 @@ class _Origin:
 
 
 def is_rearranged(new_tree: Tree, members: Mapping[int, str]) -> Iterator[str]:
-    """Yield a line for each array in which a part of a quantized module is in another order.
+    """Yield a line for each array in which a part of a quantized module has another order.
 
     Args:
         new_tree: The new tree.
@@ -290,7 +291,7 @@ def recast(new_tree: Tree, members: Mapping[int, str]) -> Iterator[str]:
 
 
 def _others(new_tree: Tree, members: Mapping[int, str]) -> Iterator[tuple[str, LazyArray, LazyArray]]:
-    """Yield arrays built from parts other than by stacking, each with one of the parts."""
+    """Yield arrays that are built from parts other than by stacking, each with one of its parts."""
     for path, array in new_tree.arrays.items():
         if id(array) not in members and not _origin(array, members):
             member = next(_members(array, members), None)
@@ -351,7 +352,7 @@ def _are_of(members: Sequence[str], weights: Sequence[QuantizedWeight]) -> bool:
 
 
 def _origin(array: LazyArray, members: Mapping[int, str]) -> _Origin | None:
-    """Return the sources of an array; None unless it only stacks on first axes."""
+    """Return the sources of an array; None unless it only stacks along first axes."""
     if id(array) in members:
         return _Origin(("whole",), (members[id(array)],))
     if isinstance(array, Stack) and array.axis == 0:

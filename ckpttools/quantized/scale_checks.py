@@ -1,7 +1,7 @@
-"""Checks of scale values: scales that are not finite numbers, or not positive.
+"""Check scales for values that are not finite or not positive.
 
-All scales are checked when they are used. Scales on local disks are checked before any other byte is
-read: 1/17 of the bytes of MXFP4, and a negligible part with blocks of 128 x 128.
+All scales are checked when they are used. Scales on local disks are checked before any other byte is read.
+They are 1/17 of the bytes of MXFP4, and a negligible part with blocks of 128 x 128.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-# Scales checked together, in 256 KiB of float32.
+# Number of scales that are checked together, in 256 KiB of float32.
 _CHECK_ELEMENTS = 1 << 16
 
 
@@ -42,7 +42,7 @@ class ScaleCheck:
 
     Attributes:
         decode: The decoder of the weight.
-        then: A later op on the scales; its results must give finite numbers as well.
+        then: A later op on the scales, whose results must also give finite numbers.
     """
 
     decode: Decode
@@ -76,23 +76,24 @@ class ScaleCheck:
 
 
 def scale_check_of(scales: LazyArray, codes: DType, name: str, location: str = "") -> ScaleCheck:
-    """Return the check of the scales that multiply a float8 weight.
+    """Return the check for the scales of a float8 weight.
 
     Args:
-        scales: As stored.
+        scales: The scales as stored.
         codes: Stored dtype of the weight.
-        name, location: Of the scales and of their checkpoint, for messages.
+        name, location: Name of the scales and location of their checkpoint, for messages.
     """
     return ScaleCheck(
         Decode(codes.name, (scales.dtype,), (False,), DTYPES["bfloat16"], name, location=location)
     )
 
 
-# List all damaged scales of a failed run. Decoding checks the scales it uses and stops at the first damaged
-# one. That costs a successful run almost nothing but does not find the other ones: they are searched after
-# the failure. Elements read at a time: a few MiB in addition to the buffers of running workers.
+# List all damaged scales of a failed run. Decoding checks the scales that it uses and stops at the first
+# damaged one. This costs a successful run almost nothing but does not find the others, so they are searched
+# after the failure. This many elements are read at a time: a few MiB in addition to the buffers of running
+# workers.
 _SCAN_ELEMENTS = 1 << 18
-# Maximum weights checked when each takes a request to a remote store: about 30 s.
+# Maximum number of weights that are checked if each takes a request to a remote store: about 30 s.
 _MOST_FAR = 1000
 
 
@@ -102,10 +103,10 @@ def damaged_error(
     """Return the error for damaged scales.
 
     Args:
-        lines: One for each quantized weight that has some.
-        location: The checkpoint.
-        got: How its weights are quantized.
-        hint: The next step.
+        lines: One line for each quantized weight with damaged scales.
+        location: Location of the checkpoint.
+        got: How the weights are quantized.
+        hint: The hint of the error.
     """
     return DamagedScalesError(
         "these quantized weights have scales that give values that are not finite:" + listing(list(lines)),
@@ -116,23 +117,23 @@ def damaged_error(
 
 
 def damage_text(decode: Decode) -> str:
-    """Return the end of a line about a damaged scale, after its value."""
+    """Return the end of a line about a damaged scale, which follows its value."""
     return f"which gives {decode.result} values that are not finite"
 
 
 def are_local(scales: Iterable[LazyArray]) -> bool:
-    """Return whether all scales are stored locally, so that reading them takes no network request."""
+    """Return whether all scales are stored locally, so that reading them does not take network requests."""
     return all(getattr(source, "price", 1) == 1 for scale in scales for source in scale.sources())
 
 
 def list_all_damaged(error: DamagedScalesError, arrays: Iterable[LazyArray]) -> BaseException:
-    """Extend an error about damaged scales to all damaged scales.
+    """Extend an error about damaged scales to list all damaged scales.
 
     Args:
-        error: Raised while reading the arrays.
-        arrays: All arrays of the run. Only the first remote scales are checked.
+        error: The error raised while reading the arrays.
+        arrays: All arrays of the run. Of remote scales, only the first ones are checked.
     """
-    # Names may repeat: weights of averaged models, or zero points and their weights.
+    # Names may repeat for weights of averaged models, or for zero points and their weights.
     scaled = [*_scaled_arrays(arrays)]
     far = dict.fromkeys(scale_check.decode.where for scale_check, scales in scaled if not are_local(scales))
     rest = {*[*far][_MOST_FAR:]} - {error.location}
@@ -155,7 +156,7 @@ def list_all_damaged(error: DamagedScalesError, arrays: Iterable[LazyArray]) -> 
 
 
 def _error_of(result: Mapping[Decode, float], hint: str) -> DamagedScalesError:
-    """Return the error for damaged scales, with the location of each if there are several checkpoints."""
+    """Return the error for damaged scales, with their locations if there are several checkpoints."""
     locations = {decode.location for decode in result}
     named = ((d.name if len(locations) == 1 else d.where, d, value) for d, value in result.items())
     lines = dict.fromkeys(f"{name}: {value:g}, {damage_text(d)}" for name, d, value in named)
@@ -163,7 +164,7 @@ def _error_of(result: Mapping[Decode, float], hint: str) -> DamagedScalesError:
 
 
 def _scaled_arrays(arrays: Iterable[LazyArray]) -> Iterator[tuple[ScaleCheck, Sequence[LazyArray]]]:
-    """Yield the decoders and scales of all arrays derived from quantized weights."""
+    """Yield the decoders and scales of all arrays that are derived from quantized weights."""
     for item in distinct_arrays(arrays):
         if isinstance(item, Dequantized) and isinstance(item.decoding, Decode):
             yield ScaleCheck(item.decoding), item.scales[: len(item.decoding.scales)]
@@ -172,9 +173,9 @@ def _scaled_arrays(arrays: Iterable[LazyArray]) -> Iterator[tuple[ScaleCheck, Se
 
 
 def _damaged_factors(scale_check: ScaleCheck, scales: Sequence[LazyArray]) -> Iterator[float]:
-    """Return the factors that give numbers that are not finite."""
+    """Yield the factors that give non-finite numbers."""
     first, *others = scales
-    # All arrays but the first have one element.
+    # All arrays except the first have one element.
     ones = [other.read().view(other.dtype.carrier) for other in others]
     for region in split_evenly(Region.whole(first.shape), _SCAN_ELEMENTS):
         some = first.read(region).view(first.dtype.carrier)
@@ -182,10 +183,11 @@ def _damaged_factors(scale_check: ScaleCheck, scales: Sequence[LazyArray]) -> It
             yield from map(float, scale_check.decode.out_of_range_factors(factors))
 
 
-# Scales checked together, from many weights or from a part of one. Checking 45,000 weights took 3 s one by
-# one, and 0.9 GB all at once.
+# Number of scales that are checked together, from many weights or from a part of one. Checking 45,000 weights
+# took 3 s one by one, and 0.9 GB all at once.
 _READ_ELEMENTS = 1 << 20
-# Numbers checked of a weight whose scale is zero: zeros may have such a scale.
+# Number of values that are checked for a weight whose scale is zero, because such a scale is valid if all
+# values are zero.
 _PROBED_ELEMENTS = 1 << 16
 # A number with a sparse scale counts as this many others, which are read with it.
 _SPARSE_FACTOR = 64
@@ -198,7 +200,7 @@ def refuse_damaged(result: ValueFaults, declared: Mapping[str, Any] | None, loca
     """Refuse damaged scales, and describe scales that are not positive.
 
     Raises:
-        DamagedScalesError: Damaged scales exist; the error lists all of them.
+        DamagedScalesError: There are damaged scales. The message lists them.
     """
     if result.damaged:
         raise damaged_error(
@@ -224,13 +226,13 @@ def value_faults(
     *,
     signs: bool = True,
 ) -> ValueFaults:
-    """Find damaged scales, and other suspicious ones.
+    """Find damaged scales and other suspicious scales.
 
     Args:
-        arrays: By name.
-        weights: The weights to check; remote ones are skipped.
-        dtype: Of the expected values; None for bfloat16.
-        like: Rounding of the products.
+        arrays: Arrays by name.
+        weights: The weights to check; remote weights are skipped.
+        dtype: Dtype of the dequantized values; None for bfloat16.
+        like: How products are rounded.
         signs: Whether to include scales that are not positive.
 
     Raises:
@@ -253,9 +255,9 @@ def value_faults(
 
 
 def _loses_numbers(weight: Weight, decode: Decode, arrays: Mapping[str, LazyArray]) -> bool:
-    """Return whether a zero scale applies to nonzero numbers, in the first such blocks.
+    """Return whether a zero scale applies to nonzero numbers, checking the first such blocks.
 
-    Blocks are read in large batches: with 16 numbers each, one by one, a weight took 1.4 s.
+    Blocks are read in large batches: reading blocks of 16 numbers one by one took 1.4 s for a weight.
     """
     scale, *others = weight.scales
     scales, codes = reshape_array(arrays[scale.name], scale.shape), unscaled_array(weight, arrays)
@@ -269,7 +271,8 @@ def _loses_numbers(weight: Weight, decode: Decode, arrays: Mapping[str, LazyArra
                 continue
             for part in split_evenly(_numbers(cells, scale, weight), _READ_ELEMENTS):
                 result = codes.read(part) != 0
-                # The numbers of one cell may span several regions; those of several cells form one.
+                # The numbers of a single cell may span several regions; the numbers of several cells form
+                # one.
                 among = here if cells.size == 1 else _expand_to_numbers(here, scale, part)
                 if (result & among).any():
                     return True
@@ -280,7 +283,7 @@ def _loses_numbers(weight: Weight, decode: Decode, arrays: Mapping[str, LazyArra
 
 
 def _numbers(cells: Region, scale: Scales, weight: Weight) -> Region:
-    """Read the numbers of a weight whose scales are in a region."""
+    """Return the region of a weight's numbers whose scales are in a region."""
     start = tuple(at * length for at, length in zip(cells.start, scale.block, strict=True))
     ends = zip(cells.stop, scale.block, weight.shape, strict=True)
     return Region(start, tuple(min(at * length, stop) for at, length, stop in ends))
@@ -314,7 +317,7 @@ def _scale_faults(
     decode_of: Callable[[Weight], Decode],
     signs: bool,
 ) -> tuple[dict[str, str], dict[str, tuple[float, Weight]]]:
-    """List weights with scales that give values that are not finite, and the smallest nonpositive scales."""
+    """Return weights whose scales give non-finite values, and the smallest nonpositive scales."""
     import numpy as np
 
     from ckpttools.array.scratch import Scratch
@@ -330,7 +333,7 @@ def _scale_faults(
     alike: defaultdict[Hashable, list[tuple[Weight, list[np.ndarray]]]] = defaultdict(list)
     for item, region in parts:
         first, *others = (scale.name for scale in item.scales)
-        # All arrays but the first have one element.
+        # All arrays except the first have one element.
         read = [carriers(first, region), *(carriers(o, Region.whole(arrays[o].shape)) for o in others)]
         of_scales = tuple((scale.dtype.name, scale.divides) for scale in item.scales)
         kind = item.numbers, of_scales, item.zero_points is not None
@@ -354,10 +357,10 @@ def _scale_faults(
 def _odd_factors(
     group: Sequence[tuple[Weight, list[np.ndarray]]], decode: Decode, signs: bool
 ) -> Iterator[tuple[Weight, np.ndarray]]:
-    """Return the suspicious factors of similar weights and their scales; empty if all are valid."""
+    """Yield the suspicious factors of similar weights and their scales; empty if all are valid."""
     import numpy as np
 
-    # All at once: tens of thousands of experts have a few scales each.
+    # All at once, because tens of thousands of experts have a few scales each.
     is_one = len(group) == 1 or len(group[0][1]) > 1
     together = None if is_one else [np.concatenate([read[0].reshape(-1) for _, read in group])]
     if together is None or not _are_in_range(together, decode, signs):
@@ -366,14 +369,14 @@ def _odd_factors(
 
 
 def _are_in_range(scales: Sequence[np.ndarray], decode: Decode, signs: bool) -> bool:
-    """Return whether scales give finite values, and positive ones if `signs`."""
+    """Return whether scales give values that are finite and, if `signs`, positive."""
     first, *others = scales
     factors = decode.factors([_extremes(first.reshape(-1), decode.scales[0]), *others])
     return not (decode.out_of_range_factors(factors).size or (signs and factors.min(initial=1) <= 0))
 
 
 def _extremes(carriers: np.ndarray, dtype: DType) -> np.ndarray:
-    """Return the scales of smallest and largest magnitude, unsigned, and a negative one if there is any.
+    """Return the scales of smallest and largest magnitude, and a negative one if there is any.
 
     MXFP4's exponents take 0.3 ns each including reading; decoding them to numbers takes 1.5 ns.
     """

@@ -1,8 +1,8 @@
-"""Detection of scales from structure: a narrow array with a `scale` or similar array next to it.
+"""Detect scales by structure: a narrow array with a `scale` or similar array next to it.
 
-Names differ between schemes, and new schemes appear. Their common structure is a narrow array, and an array
-in the same module whose last key contains a word for a scale or a zero point. Other words of that key
-(`weight_scale`, `scale_weight`, `wi_0_scale`) identify the weight if a module has several.
+Names differ between schemes, and new schemes appear. All have a narrow array, and an array in the same module
+whose last key contains a word for a scale or a zero point. Other words of that key (`weight_scale`,
+`scale_weight`, `wi_0_scale`) identify the weight if a module has several.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ckpttools.core.region import Shape
 # NNX stores an array below the name of its variable.
 NNX = ".value"
 BLOCK_SCALE = "_scale_inv"
-# Arrays below a weight that is an object of several arrays belong to the module of the weight.
+# Arrays below a weight that is an object with several arrays belong to the module of the weight.
 OBJECT = ".weight."
-# Endings of words for scales: `scales`, `qscale`, `wscales`, `qzeros`, `absmax`, `_amax`, `SCB`, GPTQ's
+# Endings of words for scales: `scales`, `qscale`, `wscales`, `qzeros`, `absmax`, `_amax`, `SCB`, and GPTQ's
 # `g_idx`.
 _SCALES = ("scale", "zero", "absmax", "amax", "scb", "gidx")
 # Additional words that do not name a weight: `weight_scale_inv`, `zero_point`, `weight_global_scale`.
@@ -29,14 +29,14 @@ _BEFORE, _BEHIND = frozenset(("global",)), frozenset(("inv", "point"))
 # Scales of activations and of cached keys and values do not apply to the numbers of a weight.
 _ACTIVATIONS = frozenset(("input", "output", "activation", "act"))
 _CACHES = frozenset(("k", "v", "q", "kv"))
-# The scales of norms are learned weights of the model, for all names.
+# For all names, the scales of norms are learned weights of the model.
 _NORMS = frozenset(("norm", "layernorm", "rmsnorm", "ln"))
 _PLAIN_BITS, _MOST_PACKED_BITS = 16, 32
 _EXPONENT = "float8_e8m0fnu"
 
 
 class ArrayLike(Protocol):
-    """Properties of an array without its values."""
+    """The properties of an array without its values."""
 
     @property
     def shape(self) -> Shape: ...
@@ -46,13 +46,13 @@ class ArrayLike(Protocol):
 
 
 class _ModuleEntry(NamedTuple):
-    """The properties that distinguish an array within its module.
+    """The properties that distinguish an array in its module.
 
     Attributes:
-        key: The last one of its name.
-        item: The list index after the key, for scales in a list; else empty.
-        dtype: As stored.
-        rank: Number of its axes.
+        key: Last key of the name.
+        item: List index after the key, for scales in a list; else empty.
+        dtype: Stored dtype.
+        rank: Number of axes.
     """
 
     key: str
@@ -63,13 +63,13 @@ class _ModuleEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _ModuleArray:
-    """An array within its module.
+    """An array in its module.
 
     Attributes:
         location: Index among the arrays of the module.
         key, item, dtype, rank: As for `_ModuleEntry`.
-        words: Of its last key; for a scale, the words that identify its weight.
-        is_scale: Whether its words include one for a scale.
+        words: Words of the last key; for a scale, the words that identify its weight.
+        is_scale: Whether the words include one for a scale.
     """
 
     location: int
@@ -95,7 +95,7 @@ def is_plain(dtype: DType) -> bool:
 
 
 def is_narrow(dtype: DType) -> bool:
-    """Return whether numbers of this dtype may need scales; exponents are scales themselves."""
+    """Return whether numbers of this dtype may need scales; dtypes of exponents are scales themselves."""
     if dtype.is_float:
         return not is_plain(dtype) and dtype.name != _EXPONENT
     return dtype.kind in ("int", "uint") and dtype.bits <= _MOST_PACKED_BITS
@@ -129,7 +129,7 @@ def scales_of(arrays: Mapping[str, ArrayLike]) -> dict[str, tuple[str, ...]]:
     """Find the scales of each scaled array.
 
     Args:
-        arrays: By name, keys joined by dots.
+        arrays: Arrays by name, with keys joined by dots.
 
     Returns:
         Name -> names of its scales and of arrays that describe its packing, in the order of `arrays`.
@@ -162,12 +162,12 @@ def last_key(name: str) -> str:
 
 
 def activation_scales(words: Iterable[str]) -> bool:
-    """Return whether words indicate that a scale is not for a weight."""
+    """Return whether words indicate that a scale does not apply to a weight."""
     return not (_ACTIVATIONS | _CACHES).isdisjoint(words)
 
 
 def scales_no_weight(name: str) -> bool:
-    """Return whether an array scales activations, or cached keys and values, judged by its name."""
+    """Return whether an array scales activations or cached keys and values, judged by its name."""
     words = words_of_key(split_name(name)[1])
     if len(words) < 2 or "scale" not in words or not _NORMS.isdisjoint(words):
         return False
@@ -175,9 +175,10 @@ def scales_no_weight(name: str) -> bool:
 
 
 def split_name(name: str) -> tuple[str, str, str]:
-    """Split a name into module, last key, and list index; modules may be joined by "/" as well.
+    """Split a name into module, last key and list index; modules may also be joined by "/".
 
-    For arrays below a weight (`X.weight._data`) the key begins with the weight: `weight._data` of `X`.
+    For arrays below a weight (`X.weight._data`), the key begins with the weight: `weight._data` in module
+    `X`.
     """
     spelled, index = bare_name(name).replace("/", "."), ""
     # Most names have neither, and the check runs five times for each of 100,000 names.
@@ -211,7 +212,7 @@ def _owner(words: tuple[str, ...], at: int) -> tuple[str, ...]:
 
 
 def _pairs(module: list[_ModuleArray]) -> Iterator[tuple[int, int]]:
-    """Return the index pairs (weight, scale) for all arrays of a module."""
+    """Yield the index pairs (weight, scale) for all arrays of a module."""
     scales = [item for item in module if item.is_scale and item.dtype.kind not in ("bool", "complex")]
     if not scales:
         return
@@ -223,7 +224,7 @@ def _pairs(module: list[_ModuleArray]) -> Iterator[tuple[int, int]]:
     weights = [other for other in others if other.is_weight]
     are_packed = not any(item.dtype.is_float for item in weights)
     if (len(weights) == 1 or are_packed) and owned.isdisjoint(item.location for item in weights):
-        # `qvalue` and `kernel_scale`: there is only one candidate.
+        # With `qvalue` and `kernel_scale`, there is only one candidate.
         near = [
             item for item in scales if owners[item.location] is None and not activation_scales(item.words)
         ]
@@ -232,13 +233,13 @@ def _pairs(module: list[_ModuleArray]) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class _WordIndex:
-    """An index of a module's arrays by words: a module may have thousands of arrays and of scales.
+    """An index of a module's arrays by words, because a module may have thousands of arrays and scales.
 
     Attributes:
-        arrays: All of them.
-        with_words: By the set of their words.
-        with_word: By each of their words.
-        with_rarest: By the rarest of their words.
+        arrays: All arrays of the module.
+        with_words: Arrays by the set of their words.
+        with_word: Arrays by each of their words.
+        with_rarest: Arrays by their rarest word.
     """
 
     arrays: list[_ModuleArray]
@@ -247,7 +248,7 @@ class _WordIndex:
     with_rarest: Mapping[str, list[_ModuleArray]]
 
     def alike(self, words: Collection[str]) -> list[_ModuleArray]:
-        """Return the arrays whose words include all of these, or are included in them."""
+        """Return the arrays whose words include all these words, or are included in them."""
         if not words:
             return self.arrays
         expected = set(words)
@@ -283,14 +284,14 @@ def _owners(scale: _ModuleArray, others: _WordIndex) -> list[int] | None:
 
 
 def _near(scale: _ModuleArray, arrays: Iterable[_ModuleArray]) -> list[_ModuleArray]:
-    """Return the arrays with the same list index, if both are in lists."""
+    """Return the arrays with the same list index as a scale, if both are in lists."""
     return [array for array in arrays if not (scale.item and array.item) or scale.item == array.item]
 
 
 def _is_scaled(array: _ModuleArray, scale: _ModuleArray) -> bool:
-    """Return whether the scale has the array's name.
+    """Return whether a scale has an array's name.
 
-    It may have any rank, and blocks may have any float dtype.
+    The scale may have any rank, and any float dtype if it has blocks.
     """
     return (scale.is_block_scale and array.dtype.is_float) or (
         is_narrow(array.dtype) and _may_scale(scale, array)
@@ -298,14 +299,14 @@ def _is_scaled(array: _ModuleArray, scale: _ModuleArray) -> bool:
 
 
 def _may_scale(scale: _ModuleArray, weight: _ModuleArray) -> bool:
-    """Return whether an array may be a scale: float8 next to float8 is not, as both may be plain numbers."""
+    """Return whether an array may be a scale; float8 next to float8 is not, as both may be plain numbers."""
     return not (scale.dtype.is_float and scale.dtype == weight.dtype)
 
 
 def _below(arrays: Mapping[str, ArrayLike]) -> Iterator[tuple[str, str]]:
-    """Find arrays below a narrow array's name, which describe how to read it: `X.weight.absmax`."""
+    """Yield arrays below a narrow array's name, which describe how to read it: `X.weight.absmax`."""
     narrow = {name for name, array in arrays.items() if len(array.shape) > 1 and is_narrow(array.dtype)}
-    # Narrow arrays in each module and above: tens of thousands of names share the same few parent modules.
+    # Narrow arrays in and above each module: tens of thousands of names share a few parent modules.
     known: dict[str, tuple[str, ...]] = {"": ()}
     for name in arrays if narrow else ():
         above, new = bare_name(name).rpartition(".")[0], []

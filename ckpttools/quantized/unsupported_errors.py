@@ -1,4 +1,4 @@
-"""Errors for quantized weights where plain ones are required, with hints."""
+"""Errors for quantized weights where plain weights are required, with hints."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def refuse_quantized(
     """Refuse quantized weights, with or without their scales.
 
     Args:
-        arrays: All of them by name, before any is left out.
-        config: Their `config.json`, or None.
-        location: For messages.
+        arrays: All arrays by name, before any are left out.
+        config: The model's `config.json`, or None.
+        location: The location for messages.
 
     Raises:
-        FormatError: Quantized weights exist; describes their scheme and lists those without a scale. Or the
-            configuration declares quantization, but the quantized weights cannot be identified.
+        FormatError: There are quantized weights (the message describes their scheme and lists those without a
+            scale), or the configuration declares quantization but the quantized weights cannot be identified.
     """
     result = find_weights(arrays, config)
     if result:
@@ -74,14 +74,14 @@ def refuse_unknown(
     *,
     done: str = "converted",
 ) -> None:
-    """Refuse arrays of an unknown scheme, if no quantized weight is identified among them.
+    """Refuse arrays of an unknown scheme if no quantized weight among them can be identified.
 
     Args:
         arrays, config, location: As for `refuse_quantized`.
         done: The operation that is not possible.
 
     Raises:
-        FormatError: Such arrays exist.
+        FormatError: There are such arrays.
     """
     signs = signs_of_scheme(arrays, config)
     if signs:
@@ -101,11 +101,11 @@ def refuse_unmappable(
     """Refuse model weights that are not plain floating-point numbers, under any name.
 
     Args:
-        arrays: By name, those that rows of a family accept.
+        arrays: The arrays that a family's rows accept, by name.
         config, location: As for `refuse_quantized`.
 
     Raises:
-        FormatError: Such weights exist.
+        FormatError: There are such weights.
     """
     odd = [
         QuantizedWeight(name, item.dtype, ())
@@ -123,12 +123,12 @@ def quantized_error(
     *,
     done: str = "converted",
 ) -> FormatError:
-    """Create the error that lists quantized weights and their scheme, with a hint.
+    """Return the error that lists quantized weights and their scheme, with a hint.
 
     Args:
-        result: The weights.
-        config: Their `config.json`, or None.
-        location: For messages.
+        result: The quantized weights.
+        config: The model's `config.json`, or None.
+        location: The location for messages.
         done: The operation that is not possible.
     """
     weights = sorted(result, key=lambda item: not item.is_bare)
@@ -150,7 +150,7 @@ def quantized_error(
 def _unclear_error(
     weights: list[QuantizedWeight], config: Mapping[str, Any] | None, location: str, done: str
 ) -> FormatError:
-    """Create the error for narrow numbers without scales that no configuration declares as the weights."""
+    """Return the error for narrow numbers without scales that no configuration declares as the weights."""
     stated = " and ".join(stated_dtypes(config))
     return FormatError(
         f"these arrays cannot be {done}: their values may be the weights themselves, or meaningless "
@@ -174,12 +174,12 @@ def _missing(bare: int) -> str:
 
 
 def remedy(declared: Mapping[str, Any] | None, *, is_read: bool = True, location: str = "SRC") -> str:
-    """Suggest what to do with quantized weights where plain ones are required.
+    """Return a hint for quantized weights where plain weights are required.
 
     Args:
         declared: The `quantization_config`.
         is_read: Whether the weights are readable if their method is supported.
-        location: Of the checkpoint.
+        location: Location of the checkpoint.
     """
     from ckpttools.quantized.schemes.registry import read_methods
 
@@ -197,12 +197,12 @@ def refuse_few_bits(dtype: DType | None, location: str, hint: str | None = None)
     """Refuse to store a model with quantized weights in a narrow dtype without scales.
 
     Args:
-        dtype: The dtype of the values; None to keep each dtype.
+        dtype: The dtype of the values; None keeps each dtype.
         location: The location of the model.
-        hint: What to do; None suggests how to keep FP8 in a conversion.
+        hint: The hint of the error; None suggests how to keep FP8 in a conversion.
 
     Raises:
-        UsageError: `dtype` is that narrow.
+        UsageError: `dtype` is too narrow.
     """
     if dtype is not None and not is_plain(dtype):
         raise UsageError(

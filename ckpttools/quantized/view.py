@@ -1,6 +1,6 @@
-"""The quantized weights of a tree: which they are, their faults, and the tree of their values.
+"""The quantized weights of a tree, their faults, and the tree of their values.
 
-Every command asks the one `QuantizedView` of a tree. Schemes and decoders are imported only for trees with
+Every command uses the same `QuantizedView` of a tree. Schemes and decoders are imported only for trees with
 quantized weights or settings.
 """
 
@@ -34,12 +34,12 @@ class DequantizedTree:
     """A tree with dequantized weights.
 
     Attributes:
-        tree: The tree without scales; its configuration does not mention quantization.
+        tree: The tree without scales, whose configuration does not mention quantization.
         notes: The effects of dequantization on values.
         weights: The dequantized weights by their paths in `tree`.
         declared: Description of the former quantization settings; empty if nothing was dequantized.
-        dtype, like: The dtype of the values, and the rounding of products.
-        of_scales: The remarks about the values of scales.
+        dtype, like: The dtype of the values, and how products are rounded.
+        of_scales: Remarks about the values of scales.
     """
 
     tree: Tree
@@ -61,7 +61,7 @@ class DequantizedTree:
 
 
 class NumericTree(NamedTuple):
-    """A tree, and a remark on its dequantization that is empty if nothing was dequantized."""
+    """A tree, and a remark about its dequantization, which is empty if nothing was dequantized."""
 
     tree: Tree
     remark: str = ""
@@ -72,8 +72,8 @@ class Quantization:
     """How the weights of a checkpoint are quantized.
 
     Attributes:
-        method: The `quant_method` of the configuration, or None if it does not mention quantization.
-        scheme: The configuration's description; without one, the stored dtypes and scales.
+        method: The `quant_method` of the configuration; None if it does not mention quantization.
+        scheme: The description in the configuration or, without one, the stored dtypes and scales.
         modules: Number of modules with quantized weights.
         weights: Number of quantized weights; a module may have several, such as experts.
         without_scales: Number of weights whose scales are missing.
@@ -91,8 +91,9 @@ class ValueFaults:
     """Faulty scale values of quantized weights, one line for each weight.
 
     Attributes:
-        damaged: Scales that give values that are not finite.
-        not_positive: Scales that are negative, or zero for nonzero codes: numbers change signs or vanish.
+        damaged: Scales that give non-finite values.
+        not_positive: Scales that are negative, or zero for nonzero codes, so that numbers change signs or
+            vanish.
     """
 
     damaged: tuple[str, ...] = ()
@@ -100,10 +101,10 @@ class ValueFaults:
 
 
 class QuantizedView:
-    """The quantized weights of a tree; `quantized_view` returns it, with results that are cached.
+    """The quantized weights of a tree, with cached results; `quantized_view` returns it.
 
-    Reading of properties raises FormatError if two arrays of a quantized tree share a name (keys joined by
-    dots). Only `shaped` and the checks of scales read data.
+    Properties raise FormatError if two arrays of a quantized tree have the same name (keys joined by dots).
+    Only `shaped` and the checks of scales read data.
     """
 
     __slots__ = ("__dict__", "tree")
@@ -114,18 +115,18 @@ class QuantizedView:
 
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
-        # All views of a tree share their results, which do not refer to the tree: in a cycle, files stay open
-        # until the next garbage collection, and deleted ones take up disk space.
+        # All views of a tree share their results, which do not refer to the tree: in a cycle, files would
+        # stay open until the next garbage collection, and deleted files would take up disk space.
         self.__dict__ = tree.once(_empty_results)
 
     @cached_property
     def declared(self) -> Mapping[str, Any] | None:
-        """The quantization settings of the configuration; None without any."""
+        """The quantization settings of the configuration, or None."""
         return declared_quantization(self.tree.metadata.config)
 
     @property
     def scheme(self) -> str:
-        """The description of the quantization settings; empty without any."""
+        """The description of the quantization settings; empty if there are none."""
         return scheme(self.declared)
 
     @cached_property
@@ -136,7 +137,7 @@ class QuantizedView:
     @cached_property
     def candidates(self) -> Mapping[str, QuantizedWeight]:
         """The weights, and narrow values that may be the weights themselves, by name."""
-        # A step is an integer but not a weight.
+        # The step is an integer but not a weight.
         arrays = ((p, array) for p, array in self.tree.arrays.items() if array.shape or array.dtype.is_float)
         if not any(can_be_scaled(".".join(map(str, path[-2:])), array.dtype) for path, array in arrays):
             return {}
@@ -146,27 +147,28 @@ class QuantizedView:
 
     @cached_property
     def weights(self) -> Mapping[str, QuantizedWeight]:
-        """The weights whose values need scales, including weights whose scales are missing, by name."""
+        """The weights whose values need scales, including those with missing scales, by name."""
         is_scaled = self.declared or any(item.scales for item in self.candidates.values())
         return self.candidates if is_scaled else {}
 
     @property
     def unclear(self) -> Mapping[str, QuantizedWeight]:
-        """Narrow values in a tree without any scale or settings: they may be the weights themselves."""
+        """Narrow values in a tree without any scales or settings, which may be the weights themselves."""
         if self.weights:
             return {}
         return {name: item for name, item in self.candidates.items() if item.dtype.is_float}
 
     @cached_property
     def members(self) -> Mapping[str, QuantizedWeight]:
-        """The arrays that must stay together: each weight and its auxiliary tensors, with their weight."""
+        """The arrays that must stay together: each weight and its auxiliary tensors, mapped to the weight."""
         return {name: item for item in self.weights.values() for name in (item.name, *item.sides)}
 
     @cached_property
     def by_headers(self) -> Weights:
         """The weights as supported schemes interpret them, without reading data.
 
-        If arrays store the shapes of weights, rows may be shorter than here: `shaped` reads them.
+        If arrays store the shapes of weights, rows may be shorter than stated here; `shaped` reads those
+        arrays.
         """
         if not (self.weights or self.declared):
             return Weights({})
@@ -176,7 +178,7 @@ class QuantizedView:
 
     @cached_property
     def shaped(self) -> Weights:
-        """As `by_headers`, with stored shapes, which are read; StorageError if they cannot be read."""
+        """Like `by_headers`, with stored shapes; raises StorageError if they cannot be read."""
         if not self.readable:
             return self.by_headers
         from ckpttools.quantized.dequantizable import interpret_weights, read_shapes
@@ -201,7 +203,7 @@ class QuantizedView:
     def is_described(self) -> bool:
         """Whether a configuration or MaxText's names describe quantized weights.
 
-        Scales of activations and caches alone count as well, because that configuration describes them too.
+        Scales of only activations and caches also count, because the configuration describes them, too.
         """
         if self.declared:
             return bool(self.weights or self.by_headers.left_out)
@@ -209,7 +211,7 @@ class QuantizedView:
 
     @property
     def is_supported(self) -> bool:
-        """Whether quantized weights are described, by a supported method if the configuration names one."""
+        """Whether quantized weights are described, with a supported method if the configuration names one."""
         return self.is_described and (not self.declared or self.has_supported_method)
 
     @property
@@ -235,12 +237,12 @@ class QuantizedView:
 
     @property
     def summary(self) -> Quantization | None:
-        """How the weights are quantized; None if none is and the configuration does not mention it."""
+        """How the weights are quantized; None if none are and the configuration does not mention it."""
         declared, weights = self.declared or {}, list(self.weights.values())
         if not (declared or weights):
             return None
         method = declared.get("quant_method") or declared.get("quant_algo")
-        # Such as `int32 with scales, qzeros, g_idx`: the same for many weights.
+        # For example `int32 with scales, qzeros, g_idx`, which is the same for many weights.
         kinds = (f"{w.dtype} with {last_keys(w.sides)}" if w.sides else str(w.dtype) for w in weights)
         return Quantization(
             method=str(method) if method else None,
@@ -251,16 +253,16 @@ class QuantizedView:
         )
 
     def dequantized(self, dtype: DType | None = None, like: Like = "float32") -> DequantizedTree:
-        """Replace quantized weights by their dequantized values; only stored shapes are read.
+        """Replace quantized weights by their dequantized values; reads only stored shapes.
 
         Args:
-            dtype: The dtype of the values: float32, bfloat16 or float16; for others, float32. None for
-                bfloat16.
-            like: Rounding of the products.
+            dtype: The dtype of the values: float32, bfloat16 or float16; other dtypes give float32. None
+                means bfloat16.
+            like: How products are rounded.
 
         Raises:
-            FormatError: Weights use an unsupported scheme, are without scales, or have scales that do not
-                fit; or scales have no weight; lists all.
+            FormatError: Weights use an unsupported scheme, have no scales, or have scales that do not fit, or
+                scales have no weight. The message lists all of them.
         """
         return self._build(self.shaped, dtype, like)
 
@@ -285,11 +287,11 @@ class QuantizedView:
 
         Args:
             dtype, like: As for `dequantized`.
-            is_read: Whether values will be read: scales are checked first.
+            is_read: Whether values will be read, so that scales are checked first.
 
         Raises:
             UsageError: The dtype has too few bits, or `like` is unknown.
-            FormatError: As `dequantized`, and for scales that are not finite; lists all.
+            FormatError: As for `dequantized`, or scales are not finite. The message lists all of them.
         """
         if like not in LIKES:
             raise UsageError(f"unknown {option('dequantize_like', like)}", expected=" or ".join(LIKES))
@@ -308,12 +310,12 @@ class QuantizedView:
         """Dequantize the tree, or return it unchanged if some quantized weights cannot be dequantized.
 
         Args:
-            dtype: The dtype of the values; None for bfloat16.
-            is_read: Whether all values will be read: scales are checked first, and the remark mentions
+            dtype: The dtype of the values; None means bfloat16.
+            is_read: Whether all values will be read, so that scales are checked first and the remark mentions
                 weights that are left unchanged.
 
         Raises:
-            FormatError: A checked scale gives a value that is not finite; lists all.
+            FormatError: Checked scales give non-finite values. The message lists all of them.
         """
         weights = self.shaped
         if weights.faults or not weights.readable:
@@ -335,7 +337,7 @@ class QuantizedView:
             return DequantizedTree(self.tree, Notes(), {})
         from ckpttools.quantized.dequantized_tree import dequantize_tree
 
-        # Headers and stored shapes mostly give the same object.
+        # Headers and stored shapes usually give the same object.
         key = id(weights), dtype, like
         if key not in self._built:
             self._built[key] = dequantize_tree(self.tree, weights, self.declared, dtype, like)
@@ -344,7 +346,7 @@ class QuantizedView:
     def scale_faults(
         self, dtype: DType | None = None, like: Like = "float32", *, signs: bool = True
     ) -> ValueFaults:
-        """Find the scales that `check_scales` refuses, and other suspicious ones; cached.
+        """Find the scales that `check_scales` refuses, and other suspicious scales; cached.
 
         Args:
             dtype, like: As for `dequantized`.
@@ -365,10 +367,10 @@ class QuantizedView:
         return self._scale_faults[key]
 
     def check_scales(self, dtype: DType | None = None, like: Like = "float32") -> Notes:
-        """Read all local scales, and list those that make values vanish or change signs.
+        """Read all local scales, and return notes on those that make values vanish or change signs.
 
         Raises:
-            DamagedScalesError: A scale gives a value that is not finite; lists all.
+            DamagedScalesError: Scales give non-finite values. The message lists all of them.
             StorageError: The scales cannot be read.
         """
         if not self.shaped.readable:
@@ -380,7 +382,7 @@ class QuantizedView:
 
 
 def quantized_view(tree: Tree) -> QuantizedView:
-    """Return a view of a tree's quantized weights; all views of a tree share their results."""
+    """Return the view of a tree's quantized weights; all views of a tree share their results."""
     return QuantizedView(tree)
 
 
@@ -389,11 +391,11 @@ def _empty_results(tree: Tree) -> dict[str, Any]:
 
 
 def make_comparable(a: Tree, b: Tree, *, is_read: bool = False) -> tuple[NumericTree, NumericTree]:
-    """Make two trees comparable: unchanged if both store their weights in the same way, else dequantized.
+    """Make two trees comparable: unchanged if both store their weights the same way, else dequantized.
 
-    If one is quantized, its values use the main dtype of the other; if both are, float32, because rounding
-    could make different products equal. If the quantization of one is not described, the stored values of
-    both are compared. `is_read` and errors as for `QuantizedView.plain_where_possible`.
+    If one tree is quantized, its values get the main dtype of the other. If both are, they get float32,
+    because rounding could make different products equal. If the quantization of one is not described, the
+    stored values of both are compared. `is_read` and errors are as for `QuantizedView.plain_where_possible`.
     """
     mine, theirs = quantized_view(a), quantized_view(b)
     if _stored_alike(mine, theirs) or _has_only_codes(mine) or _has_only_codes(theirs):
@@ -418,7 +420,7 @@ def _damage(faults: Sequence[str]) -> str:
 
 
 def _stored_alike(a: QuantizedView, b: QuantizedView) -> bool:
-    """Return whether both trees quantize the same weights in the same way."""
+    """Return whether both trees quantize the same weights the same way."""
     mine, theirs = (
         {(weight.name, weight.codes, weight.scheme) for weight in view.readable.values()} for view in (a, b)
     )
@@ -431,9 +433,9 @@ def _has_only_codes(view: QuantizedView) -> bool:
 
 
 def _main_dtype(view: QuantizedView) -> DType | None:
-    """Return the dtype of most elements among the dtypes of products; None without any.
+    """Return the dtype of most elements among the dtypes of products; None if there are none.
 
-    If they are products themselves, return the dtype that represents all of them.
+    If the elements are products themselves, return the dtype that can represent all of them.
     """
     if view.readable:
         return DTYPES["float32"]

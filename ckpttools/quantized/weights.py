@@ -1,8 +1,8 @@
-"""Detection of quantized weights.
+"""Detect quantized weights.
 
-The numbers of a quantized weight are meaningless without its scales: they must not be separated, or be used
-as the plain numbers of the weight. `ckpttools.quantized.scales` finds the scales of each array, and
-`ckpttools.quantized.auxiliary_tensors` the other auxiliary tensors.
+The numbers of a quantized weight are meaningless without its scales, so the two must not be separated, and
+the numbers must not be used as the plain weight. `ckpttools.quantized.scales` finds the scales of each array,
+and `ckpttools.quantized.auxiliary_tensors` finds the other auxiliary tensors.
 """
 
 from __future__ import annotations
@@ -40,18 +40,19 @@ from ckpttools.quantized.scales import (
 if TYPE_CHECKING:
     from ckpttools.quantized.schemes.base import Weight
 
-# Used for the wording of messages only: norms have a `scale`, too.
+# Used only for the wording of messages, because norms also have a `scale`.
 _SCALE_ENDS = (
     BLOCK_SCALE,
     *("weight_scale", "weight_scale_2", "weight_global_scale", "kernel_scale", "_scales", ".scales"),
     *(".qzeros", "_zero_point", "absmax", ".SCB", "_amax"),
 )
-# Last words of the names of integer arrays that must be packed weights.
+# Last words in the names of integer arrays that must be packed weights.
 _WEIGHT_WORDS = frozenset(("weight", "qweight", "kernel", "embedding", "wo"))
-# Words in the names of integers that are never quantized values: positions, generator states, step counts,
+# Words in the names of integers that are never quantized values: positions, random states, step counts, and
 # DeepSeek V4's expert tables.
 _NO_CODES = frozenset(("position", "positions", "token", "key", "rng", "rngs", "count", "step", "tid2eid"))
-# Words for integers that select elements: next to a full-precision weight they are not its quantized values.
+# Words for integers that select elements, which are not the quantized values of a full-precision weight next
+# to them.
 _INDICES = frozenset(("mask", "masks", "valid", "flag", "flags", "index", "indices", "idx", "id", "ids"))
 # Maximum depth of weights in a linear layer, in keys below its module: `centroids.weight`.
 _DEEPEST = 2
@@ -62,10 +63,10 @@ class QuantizedWeight:
     """A quantized weight.
 
     Attributes:
-        name: Of the array.
-        dtype: As stored.
-        scales: Names of its scales that exist.
-        others: Names of its other auxiliary tensors.
+        name: Name of the array.
+        dtype: Stored dtype.
+        scales: Names of the existing scales.
+        others: Names of the other auxiliary tensors.
     """
 
     name: str
@@ -75,12 +76,12 @@ class QuantizedWeight:
 
     @property
     def sides(self) -> tuple[str, ...]:
-        """Return the names of all its auxiliary tensors."""
+        """Return the names of all auxiliary tensors."""
         return (*self.scales, *self.others)
 
     @property
     def is_bare(self) -> bool:
-        """Return whether its scales are missing; packed numbers may use tables instead."""
+        """Return whether the scales are missing; packed numbers may use tables instead."""
         return not (self.scales or (self.others and not self.dtype.is_float))
 
     def __str__(self) -> str:
@@ -93,10 +94,10 @@ class Weights:
     """The quantized weights of a checkpoint as supported schemes interpret them.
 
     Attributes:
-        readable: By the names of their arrays of quantized values.
+        readable: The weights that can be dequantized, by the names of their arrays of quantized values.
         faults: One line for each other weight, and for each scale without a weight.
-        left_out: Names of activation and cache scales that belong to no weight.
-        is_whole: Whether all faults are unsupported schemes, and nothing is missing or damaged.
+        left_out: Names of activation and cache scales that do not belong to a weight.
+        is_whole: Whether all faults are unsupported schemes, with nothing missing or damaged.
     """
 
     readable: Mapping[str, Weight]
@@ -106,7 +107,7 @@ class Weights:
 
 
 def last_keys(names: Iterable[str]) -> str:
-    """Return the endings of names, so that lines about many layers fold into one."""
+    """Return the last keys of names, so that lines about many layers can be folded into one."""
     return ", ".join(last_key(name) for name in names)
 
 
@@ -115,17 +116,22 @@ def find_weights(
 ) -> dict[str, QuantizedWeight]:
     """Find the quantized weights among arrays.
 
+    Quantized weights are:
+
+    - arrays with scales, under any name;
+    - unscaled arrays of float8 or less, unless `config` declares that the numbers are the weights themselves
+      (its list of unquantized modules does not count);
+    - integers with the name of a weight;
+    - if `config` declares quantization, integer matrices with several arrays next to them, and the largest
+      special array of every other module that has more than plain numbers, which represents a weight of an
+      unknown scheme.
+
     Args:
-        arrays: By name, keys joined by dots.
-        config: Their `config.json`, if there is one.
+        arrays: Arrays by name, with keys joined by dots.
+        config: The model's `config.json`, or None.
 
     Returns:
-        Quantized weights by name: arrays with scales, under any name; unscaled arrays of float8 or less,
-            unless
-        `config` declares that the numbers are the weights themselves (its list of unquantized modules does
-        not count); and integers with the name of a weight. If `config` declares quantization, also integer
-        matrices with several arrays next to them, and the largest special array of every other module that
-        contains more than plain numbers: it represents a weight of an unknown scheme.
+        The quantized weights by name.
     """
     if not any(can_be_scaled(name, array.dtype) for name, array in arrays.items()):
         return {}
@@ -153,7 +159,7 @@ def find_weights(
     if strange:
         weights |= dict.fromkeys(strange, ())
         others = auxiliary_tensors(arrays, weights, whole | _of_layers(arrays, strange))
-    # Hundreds of weights may share thousands of auxiliary tensors, and the same tuple of them.
+    # Hundreds of weights may share thousands of auxiliary tensors, in the same tuple.
     several = {id(theirs): theirs for theirs in others.values()}
     left = {at: tuple(name for name in theirs if not exempt.has(name)) for at, theirs in several.items()}
     may_scale = {name for theirs in left.values() for name in theirs if scales_word(name)}
@@ -174,7 +180,7 @@ def _without_indices(
 ) -> dict[str, tuple[str, ...]]:
     """Drop the scales of masks and indices next to a full-precision weight, unless a name connects them.
 
-    A `scale` in the module of both belongs to the module, or to the weight.
+    A `scale` in their common module belongs to the module or to the weight.
     """
     doubted = {
         name
@@ -194,7 +200,7 @@ def _without_indices(
 
 
 def _is_named_for(name: str, scale: str) -> bool:
-    """Return whether a scale is below an array, or shares the words of its key: `mask_scale`."""
+    """Return whether a scale is below an array or shares the words of its key, as in `mask_scale`."""
     below = scale.startswith(f"{bare_name(name)}.")
     return below or not {*owner_words(split_name(scale)[1])}.isdisjoint(_words(name))
 
@@ -206,7 +212,7 @@ def _words(name: str) -> tuple[str, ...]:
 def _with_further_scales(
     weight: QuantizedWeight, arrays: Mapping[str, ArrayLike], may_scale: AbstractSet[str]
 ) -> QuantizedWeight:
-    """Add scales below or above a weight's module: `X.weight_quantizer._scale`."""
+    """Add scales below or above a weight's module, such as `X.weight_quantizer._scale`."""
     if may_scale.isdisjoint(weight.others):
         return weight
     module = split_name(weight.name)[0]
@@ -229,8 +235,8 @@ def _normal(name: str) -> str:
 def _packed(arrays: Mapping[str, ArrayLike]) -> set[str]:
     """Find integer matrices in modules with several float arrays, such as codes with their tables.
 
-    Indices have one such array: `position_ids` and `class_embedding`, `relative_position_index` and its
-    table.
+    Indices have only one such array: `position_ids` with `class_embedding`, or `relative_position_index` with
+    its table.
     """
     count = Counter(split_name(name)[0] for name, array in arrays.items() if array.dtype.is_float)
     modules = {module for module, several in count.items() if several > 1}
@@ -258,7 +264,7 @@ def _is_unclear(
     others: Mapping[str, tuple[str, ...]],
     is_exempt: Callable[[str], bool],
 ) -> set[str]:
-    """Return the array with the most axes and elements of each module with unowned codes."""
+    """Return, for each module with unowned codes, the array with the most axes and elements."""
     known = {*weights}.union(*weights.values(), *others.values())
     largest: dict[str, tuple[tuple[int, int], str]] = {}
     for name, array in arrays.items():
@@ -271,9 +277,9 @@ def _is_unclear(
 
 
 def _of_layers(arrays: Iterable[str], weights: Collection[str]) -> set[str]:
-    """Return the weights whose modules are at most a layer: they own everything below.
+    """Return the weights whose modules are at most a layer, so that they own everything below.
 
-    Larger modules contain the weights of others far below.
+    Larger modules contain other weights at deeper levels.
     """
     modules = {split_name(name)[0] for name in weights} - {""}
     for name in arrays if modules else ():
@@ -286,25 +292,26 @@ def _of_layers(arrays: Iterable[str], weights: Collection[str]) -> set[str]:
 
 
 def can_be_scaled(name: str, dtype: DType) -> bool:
-    """Return whether an array deserves a closer check: very few do, and checkpoints have 100,000 arrays."""
+    """Return whether an array deserves a closer check; very few do, and checkpoints have 100,000 arrays."""
     return not is_plain(dtype) or bare_name(name).endswith(BLOCK_SCALE)
 
 
 def _can_be_exempt(array: ArrayLike, config: Mapping[str, Any] | None) -> bool:
     """Return whether an unquantized module may have such an array.
 
-    Only a configuration distinguishes float8 that has lost its scales from intended float8.
+    Only a configuration can distinguish float8 arrays that have lost their scales from intended float8
+    arrays.
     """
     return not array.dtype.is_float or not is_narrow(array.dtype) or states_dtype(config, array.dtype)
 
 
 def is_scale(name: str) -> bool:
-    """Return whether an array of this name is a scale, or another required auxiliary tensor."""
+    """Return whether an array with this name is a scale or another required auxiliary tensor."""
     return bare_name(name).endswith(_SCALE_ENDS) or scales_no_weight(name)
 
 
 def _needs_scale(name: str, array: ArrayLike) -> bool:
-    """Return whether an unscaled array is a quantized weight nevertheless."""
+    """Return whether an unscaled array is nevertheless a quantized weight."""
     if len(array.shape) < 2 or not is_narrow(array.dtype) or scales_word(name):
         return False
     words = words_of_key(bare_name(name).rpartition(".")[2])

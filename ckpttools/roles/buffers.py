@@ -1,4 +1,4 @@
-"""Buffers that a model computes: tables, masks and positions, distinguished from learned arrays."""
+"""Distinguish computed buffers (tables, masks and positions) from learned arrays."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _ATTENTION = ("attn", "attention", "self_attn", "self_attention")
 
 
 def is_buffer(name: str, array: LazyArray) -> bool:
-    """Return whether an array is a buffer that a model computes from its configuration, not a learned weight.
+    """Return whether an array is a buffer that a model computes from its configuration.
 
     Args:
-        name: The array's dotted name.
-        array: The array. An array with the shape and dtype of a possible bias or embedding is not a buffer.
+        name: Dotted name of the array.
+        array: The array. If its shape and dtype are possible for a bias or an embedding, it is not a buffer.
     """
     *parents, last = name.split(".")
     module = parents[-1] if parents else ""
@@ -31,7 +31,7 @@ def is_buffer(name: str, array: LazyArray) -> bool:
     if last in _ROTARY:
         return True
     if last == "freqs":
-        return module == "rope"  # Meta's; other modules may learn theirs
+        return module == "rope"  # Meta's name; other modules may learn such arrays
     if last == "cache" and module in ("rope", "pos_embeddings", "rotary_emb"):
         return True
     if last == _FILL:

@@ -13,17 +13,17 @@ from ckpttools.roles.mirrors import Mirrors, is_moments_shape
 from ckpttools.roles.names import MOMENTS, WEIGHTS, wraps
 from ckpttools.roles.subtrees import mostly, sizes
 
-# A tuple of a model, its average, an optimizer and random states; no more are expected.
+# Maximum size of a tuple of states: a model, its average, an optimizer and random states.
 _LOCATIONS = 4
 
 
 @dataclass(frozen=True)
 class Copies:
-    """Arrays with the paths and shapes of the parameters.
+    """The location of the parameters, and of subtrees with the same paths and shapes.
 
     Attributes:
-        parameters: The head that they are below; None where that is unknown.
-        others: Heads of state and copies.
+        parameters: The prefix of the parameters; None if unknown.
+        others: The prefixes of state and copies.
     """
 
     parameters: Path | None
@@ -31,12 +31,12 @@ class Copies:
 
 
 def copies(mirrors: Mirrors, kept: list[Path], state: list[Path]) -> Copies:
-    """Find them.
+    """Find the parameters and their copies.
 
     Args:
         mirrors: All arrays.
-        kept: Those that no rule took for an optimizer's.
-        state: Those that one did.
+        kept: The arrays that were not identified as optimizer state.
+        state: The arrays that were identified as optimizer state.
     """
     search = _CopySearch(mirrors, kept, state)
     expected = search.trained() or search.beside_others()
@@ -53,12 +53,12 @@ def copies(mirrors: Mirrors, kept: list[Path], state: list[Path]) -> Copies:
 
 
 def _counted(mirrors: Mirrors) -> set[Path]:
-    """Return keys with a number of steps right below: no model's, as far as there is another one."""
+    """Return keys directly above a step count; these are not a model's if there are other candidates."""
     return {path[:-1] for path in mirrors.arrays if mirrors.is_step(path)} - {()}
 
 
 def _main(counts: Mapping[Path, int], moments: set[Path], counted: set[Path]) -> Path | None:
-    """Return the head with most parameters; of equal ones the one named like parameters, or the first."""
+    """Return the prefix with the most parameters, preferring names of weights, then the first in order."""
     order = {head: k for k, head in enumerate(counts)}
     candidates = counts.keys() - moments
 
@@ -70,7 +70,7 @@ def _main(counts: Mapping[Path, int], moments: set[Path], counted: set[Path]) ->
 
 
 class _TailMatch(NamedTuple):
-    """Position where a path equals that of a parameter, and whether a moment's name surrounds it."""
+    """Where a path has the tail of a parameter's path, and whether it also has the name of a moment."""
 
     head: Path
     tail: Path
@@ -88,7 +88,7 @@ class _CopySearch:
         last = path[-1] if path and path[-1] in MOMENTS else ""
         for k in range(len(path)):
             tail = path[k:]
-            # Without its last key a path is only a parameter's where that names a moment.
+            # Drop the last key only if it names a moment.
             for end in (tail, tail[:-1]) if last else (tail,):
                 if end not in expected:
                     continue
@@ -98,38 +98,37 @@ class _CopySearch:
         return None
 
     def trained(self) -> dict[Path, Shape]:
-        """Return the paths and shapes of parameters, as the state of the optimizer mirrors them."""
+        """Return the paths and shapes of the parameters that the optimizer state mirrors."""
         ends: dict[Path, Shape] = {}
         for path in self.kept if self.state else ():
             shape = self.mirrors.arrays[path].shape
             for k in range(len(path)):
                 ends.setdefault(path[k:], shape)
         locations = (self.location(path, ends) for path in self.state if not self.mirrors.is_step(path))
-        # A key with only the same ending, such as `scale`, is not a parameter path if longer paths exist.
+        # If longer paths match, a shared last key such as `scale` is not the path of a parameter.
         return {_bare(location.tail): ends[location.tail] for location in locations if location}
 
     def beside_others(self) -> dict[Path, Shape]:
-        """Return the paths and shapes of parameters under a name of their own, next to other objects."""
+        """Return the paths and shapes of parameters that have a name of their own next to other objects."""
         first = next(iter(self._below_weights() or self._numbered()), None)
         if first is None:
             return {}
         mine = [path for path in self.kept if path[: len(first)] == first and len(path) > len(first)]
-        # A copy has most of the parameters: fewer arrays cannot be copies, so their names need not be
-        # checked.
+        # A copy has most of the parameters. If there are fewer other arrays than that, their names need not
+        # be checked.
         if not mostly(len(self.kept) - len(mine), len(mine)):
             return {}
         return {_bare(path[len(first) :]): self.mirrors.arrays[path].shape for path in mine}
 
     def _below_weights(self) -> list[Path]:
-        """Heads that are named as weights."""
+        """Return prefixes that end in a name for weights."""
         common = self.mirrors.common
         named = (path for path in self.kept if not WEIGHTS.isdisjoint(path))
         outer = ((path, next(k for k, key in enumerate(path) if key in WEIGHTS)) for path in named)
         return [path[: k + 1] for path, k in outer if all(map(wraps, path[common:k]))]
 
     def _numbered(self) -> list[Path]:
-        """Return heads that are a tuple index; if there are more numbers than a tuple of states has, they
-        are layers."""
+        """Return prefixes that are a tuple index; none if there are too many for a tuple of states."""
         numbered = (path[:1] for path in self.kept if len(path) > 1 and str(path[0]).isdecimal())
         locations = list(dict.fromkeys(numbered))
         return locations if len(locations) <= _LOCATIONS else []
@@ -140,7 +139,7 @@ def _moment_above(path: Path, end: int) -> str | int:
 
 
 def _bare(tail: Path) -> Path:
-    """Return a parameter's path without the collections around it."""
+    """Return the path of a parameter without the collections around it."""
     while len(tail) > 1 and tail[0] == "params":
         tail = tail[1:]
     return tail

@@ -1,4 +1,4 @@
-"""Arrays with the full path and shape of a parameter: moments of an optimizer, or copies."""
+"""Find arrays with the full path and shape of a parameter: moments of an optimizer, or copies."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from ckpttools.roles.names import (
     unwrapped,
 )
 
-# A path that more arrays have, such as the `weight` of numbered layers, is not one parameter's.
+# A path that more arrays share than this, such as the `weight` of numbered layers, is not that of one
+# parameter.
 _SAME = 8
 
 
 class ArrayFacts(NamedTuple):
-    """The relevant properties of an array; integers include booleans, and words are uint32."""
+    """The relevant properties of an array. Integers include booleans, and words are uint32."""
 
     shape: Shape
     is_whole_number: bool
@@ -36,13 +37,13 @@ _PathIndex = Mapping[Path, list[Path]]
 
 
 class Moment(NamedTuple):
-    """An array that is named as a moment and mirrors a parameter: head/mu/parameter or head/parameter/m.
+    """An array named like a moment that mirrors a parameter: head/mu/parameter or head/parameter/m.
 
     Attributes:
-        head: Keys above the moment's name and the parameter's path.
+        head: The keys above the moment's name and the parameter's path.
         name: The moment's name.
         parameter: The path of the parameter in the tree.
-        root: Keys around the parameter, the wrappers of its model.
+        root: The keys above the parameter, which wrap its model.
     """
 
     head: Path
@@ -53,25 +54,25 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True)
 class Mirrors:
-    """Arrays, some of which have the full path of another one, below its wrappers."""
+    """The arrays of a tree, indexed to find those that have the full path of another array."""
 
     arrays: Mapping[Path, ArrayFacts]
 
     @cached_property
     def common(self) -> int:
-        """Number of first keys that all paths have."""
+        """Number of leading keys that all paths share."""
         first, last = min(self.arrays, key=_words, default=()), max(self.arrays, key=_words, default=())
         same = sum(1 for _ in takewhile(lambda keys: keys[0] == keys[1], zip(first, last, strict=False)))
         return min(same, max(len(first) - 1, 0))
 
     @cached_property
     def _whole(self) -> _PathIndex:
-        """Whole paths, below wrappers -> the arrays that have them."""
+        """Maps full paths, without wrappers, to the arrays that have them."""
         return self._indexed(self._ends)
 
     @cached_property
     def _named(self) -> _PathIndex:
-        """Arrays by path, without the first key that not all of them share."""
+        """Maps paths to arrays, without the first key that is not common to all arrays."""
         return self._indexed(self._inner)
 
     def _indexed(self, ends: Callable[[Path], Iterable[Path]]) -> _PathIndex:
@@ -87,31 +88,31 @@ class Mirrors:
 
     def _ends(self, path: Path) -> Iterator[Path]:
         yield from unwrapped(path)
-        # The name of a run above everything is not part of the parameter's path either.
+        # A run name above everything is also not part of the parameter's path.
         key = path[self.common] if 0 < self.common < len(path) else ""
         if is_wrapper(key) and not str(key).isdecimal() and not all(map(is_wrapper, path[: self.common])):
             yield from unwrapped(path, self.common + 1)
 
     def _inner(self, path: Path) -> Iterator[Path]:
-        # A single key, such as `kernel`, is not a complete parameter path below an unknown name.
+        # Below an unknown name, a single key such as `kernel` is not the full path of a parameter.
         if len(path) > self.common + 2 and not str(path[self.common]).isdecimal():
             yield from unwrapped(path, self.common + 1)
 
     def is_step(self, path: Path) -> bool:
-        """Return whether it is a number of steps, of any dtype, by its name."""
+        """Return whether an array is a step count (of any dtype), judged by its name."""
         return self.arrays[path].shape == () and path[-1:] != () and path[-1] in STEPS
 
     def is_count(self, path: Path) -> bool:
-        """Return whether it is a counter or a boolean."""
+        """Return whether an array is a counter or a boolean."""
         array = self.arrays[path]
         return array.shape == () and (array.is_whole_number or self.is_step(path))
 
     def is_whole(self, tail: Path, outside: Path) -> bool:
-        """Return whether a path is the whole one, below wrappers, of an array outside of a subtree."""
+        """Return whether a path is the full path, without wrappers, of an array outside a subtree."""
         return any(of[: len(outside)] != outside for of in self._whole.get(tail, ()))
 
     def mirrors(self, path: Path, start: int) -> bool:
-        """Return whether the path below the first `start` keys matches an outside array of that shape."""
+        """Return whether the path below the first `start` keys matches an outside array of the same shape."""
         for k in range(start, len(path)):
             for of in self._outside(path, path[:start], path[k:], start, self._whole):
                 if self.arrays[path].shape == self.arrays[of].shape:
@@ -119,15 +120,15 @@ class Mirrors:
         return self.moment(path, start) is not None
 
     def moment(self, path: Path, start: int = 0) -> Moment | None:
-        """Return this array as a moment of one outside of its first `start` keys, or None."""
+        """Return the array as the moment of a parameter outside its first `start` keys, or None."""
         return next(self._moments(path, start, self._whole), None)
 
     def moment_below_names(self, path: Path) -> Moment | None:
-        """Return the same, of a parameter below a key that no framework gives to a model."""
+        """Return the array as the moment of a parameter below a name that no framework uses, or None."""
         return next(self._moments(path, 0, self._named), None)
 
     def odd_moment(self, path: Path) -> Moment | None:
-        """Return the moment that an array would be if not for its shape, or if it were not a part of one."""
+        """Return the moment that an array would be if it had the right shape, or if it is a part of one."""
         for tails in (path, path[:-1]):
             for index in (self._whole, self._named):
                 for result in self._candidates(tails, 0, index):
@@ -141,7 +142,7 @@ class Mirrors:
                 yield result
 
     def _candidates(self, path: Path, start: int, index: _PathIndex) -> Iterator[Moment]:
-        """Yield arrays named like moments, with a parameter's full path below or above the name."""
+        """Yield arrays named like moments that have a parameter's full path below or above the name."""
         for k in range(start, len(path)):
             if path[k] in MOMENTS:
                 for tail in unwrapped(path, k + 1):
@@ -157,7 +158,7 @@ class Mirrors:
             yield Moment(head, name, of, of[: len(of) - len(tail)])
 
     def _outside(self, path: Path, head: Path, tail: Path, start: int, index: _PathIndex) -> Iterator[Path]:
-        """Yield the arrays with a full path in another subtree and another module."""
+        """Yield the arrays with the same full path in another subtree and another module."""
         for of in index.get(tail, ()):
             within = bool(start) and of[:start] == path[:start]
             if of != path and not within and not _same_module(of, head, len(of) - len(tail)):
@@ -165,12 +166,12 @@ class Mirrors:
 
 
 def _same_module(of: Path, head: Path, root: int) -> bool:
-    """Return whether a head is in the same module as a parameter: modules do not mirror themselves."""
+    """Return whether a prefix is in the same module as a parameter; modules do not mirror themselves."""
     return of[:root] == head[:root] and of[root : root + 1] == head[root : root + 1] != ()
 
 
 def is_moments_shape(name: str | int, shape: Shape, parameter: Shape) -> bool:
-    """Return whether a moment can have this shape: the parameter's, several of it, or one axis fewer."""
+    """Return whether a moment can have this shape: the parameter's, several of them, or one axis fewer."""
     if shape == parameter or (name in FACTORED and shape == (1,)):
         return True
     if name in REMEMBERED and shape[1:] == parameter:
@@ -180,7 +181,7 @@ def is_moments_shape(name: str | int, shape: Shape, parameter: Shape) -> bool:
 
 
 def below_moments(path: Path) -> bool:
-    """Return whether a key names a moment."""
+    """Return whether any key of a path names a moment."""
     return not MOMENTS.isdisjoint(path)
 
 

@@ -1,4 +1,4 @@
-"""Optimizer state below the names of optimizers, and weights inside of it."""
+"""Find optimizer state by the names of optimizers, and the weights inside it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from ckpttools.roles.subtrees import Heads, inside, lifted, mostly, outside, siz
 
 
 def named_state(mirrors: Mirrors, empty: Collection[Path]) -> Heads:
-    """Return what names identify: an optimizer's state, weights in it, and unclear keys."""
+    """Identify optimizer state by names, with the weights inside it and unclear subtrees."""
     around = _around_enclosed(mirrors.arrays) | _around_keras(mirrors.arrays)
     containers = _containers(mirrors, empty, around)
     models = _Models(mirrors, frozenset(containers))
@@ -48,17 +48,17 @@ def named_state(mirrors: Mirrors, empty: Collection[Path]) -> Heads:
 
 
 def _around_enclosed(paths: Collection[Path]) -> set[Path]:
-    """Return keys directly above another optimizer's state: they hold an optimizer, whatever their name."""
+    """Return keys directly above the state of an enclosed optimizer, which hold an optimizer."""
     enclosed = (path for path in paths if not ENCLOSED.isdisjoint(path))
     around = {path[:k] for path in enclosed for k, key in enumerate(path) if key in ENCLOSED}
     return (around | {iterate[:-1] for iterate in iterates(paths)}) - {()}
 
 
 def _around_keras(arrays: Mapping[Path, ArrayFacts]) -> set[Path]:
-    """Return keys directly above the variables of a Keras optimizer: its steps and moments.
+    """Return keys directly above the variables of a Keras optimizer: its step counts and moments.
 
-    A block of a model may have an iteration and a norm. An optimizer has a learning rate as well, or moments
-    of most of the model and nothing else.
+    A block of a model may also have arrays named `iteration` and `norm`. An optimizer also has a learning
+    rate, or it has moments of most of the model and nothing else.
     """
     steps = (path for path, item in arrays.items() if item.shape == () and path[-1:])
     heads = {path[:-1] for path in steps if path[-1] in KERAS_STEPS} - {()}
@@ -94,7 +94,7 @@ def _is_rate(array: ArrayFacts | None) -> bool:
 def _containers(
     mirrors: Mirrors, empty: Collection[Path], around: Collection[Path]
 ) -> dict[Path, list[Path]]:
-    """Return the keys named like optimizer states, or otherwise identified, with their arrays."""
+    """Return keys that are named like optimizer states, or identified otherwise, with the arrays below."""
     result: dict[Path, list[Path]] = {}
     for paths, are_arrays in ((mirrors.arrays, True), (empty, False)):
         for path in paths:
@@ -108,10 +108,10 @@ def _containers(
 
 @dataclass(frozen=True)
 class _Models:
-    """The arrays that are not named like an optimizer's state.
+    """The arrays outside subtrees that are named like optimizer states.
 
     Attributes:
-        containers: Heads of such states.
+        containers: The prefixes of those subtrees.
     """
 
     mirrors: Mirrors
@@ -119,12 +119,12 @@ class _Models:
 
     @cached_property
     def joined(self) -> dict[str, Shape]:
-        """The paths joined by "_", as in names of Keras optimizers."""
+        """Shapes by path joined with "_", as in names of Keras optimizers."""
         return {"_".join(map(str, path)): shape for path, shape in self.shapes.items()}
 
     @cached_property
     def shapes(self) -> dict[Path, Shape]:
-        """Shapes of arrays by full path, below the wrappers of a model."""
+        """Shapes of arrays by full path, without the wrappers of a model."""
         result: dict[Path, Shape] = {}
         for path in outside(self.mirrors.arrays, self.containers):
             for tail in (*unwrapped(path), *unwrapped(path, self.mirrors.common + 1)):
@@ -134,7 +134,7 @@ class _Models:
 
 @dataclass(frozen=True)
 class _Container:
-    """A key that is named as an optimizer's state, and the arrays below it."""
+    """A key named like an optimizer's state, and the arrays below it."""
 
     mirrors: Mirrors
     models: _Models
@@ -146,7 +146,7 @@ class _Container:
         if is_sure:
             return Heads(state=here) | self._kept()
         if not is_container(self.head):
-            # A module of a model may have such a name.
+            # A module of a model may have the same name.
             if self._is_whole_state():
                 return Heads(state=here) | self._unknown(frozenset())
             return Heads(unclear=here) if self._is_half_told() else Heads()
@@ -190,15 +190,16 @@ class _Container:
         )
 
     def _is_whole_state(self) -> bool:
-        """Return whether everything below an ambiguous name mirrors parameters, and includes a step count."""
+        """Return whether everything below an ambiguous name mirrors parameters and includes a step count."""
         large, start = self._large(), len(self.head)
         if not any(map(self.mirrors.is_step, self.inner)):
-            # SGD counts no steps. Each of its arrays has the name, path and shape of a parameter's momentum.
+            # SGD does not count steps. Each of its arrays has the name, path and shape of a parameter's
+            # momentum.
             return bool(large) and is_outer(self.head) and all(self.mirrors.moment(p, start) for p in large)
         return bool(large or is_outer(self.head)) and all(self.mirrors.mirrors(path, start) for path in large)
 
     def _is_half_told(self) -> bool:
-        """Return whether steps are counted, and all is named as moments, but not by the parameters' paths."""
+        """Return whether there is a step count, and all names are those of moments but not of parameters."""
         large, start = self._large(), len(self.head)
         named = is_outer(self.head) and all(below_moments(path[start:]) for path in large)
         last = is_outer(self.head[self.mirrors.common :]) and all(path[-1] in MOMENTS for path in large)
@@ -207,7 +208,7 @@ class _Container:
         return any(item.shape and path[:start] != self.head for path, item in self.mirrors.arrays.items())
 
     def _kept(self) -> Heads:
-        """Return the parameters that only exist in the state, and possible copies of weights."""
+        """Return the parameters that exist only in the state, and possible copies of weights."""
         own, odd = set[Path](), self._averages()
         start = len(self.head)
         for path in self.inner:
@@ -225,9 +226,10 @@ class _Container:
 
     @cached_property
     def _labels(self) -> dict[Path, bool]:
-        """Keys named like weights that may be labels in a chain, and whether that is certain.
+        """Keys named like weights that may be labels in a chain -> whether they certainly are.
 
-        All below is named as parts of a state are, and as parameters outside; sure where it has their shapes.
+        All arrays below such a key have names of state parts and of parameters outside. This is certain if
+        they also have the parameters' shapes.
         """
         named: dict[Path, list[Path]] = {}
         for path in self._large():
@@ -262,7 +264,7 @@ class _Container:
                 yield tail, self.mirrors.arrays[path].shape
 
     def _is_known(self, path: Path) -> bool:
-        """Return whether names identify an array as state, with only wrappers of states around it."""
+        """Return whether names identify an array as state, with only wrappers of states above it."""
         if self._is_keras_moment(path):
             return True
         start = len(self.head)
@@ -274,7 +276,7 @@ class _Container:
         return is_part(path[-1]) and PER_PARAMETER in path[:first]
 
     def _is_keras_moment(self, path: Path) -> bool:
-        """Return whether it is a moment that Keras names after its parameter."""
+        """Return whether an array is a moment that Keras names after its parameter."""
         if (name := keras_parameter(path[-1])) is None or is_keras_iterate(path):
             return False
         return self.head[-1] == KERAS or self.models.joined.get(name) == self.mirrors.arrays[path].shape
@@ -285,12 +287,12 @@ class _Container:
 
     @cached_property
     def _telling(self) -> set[Path]:
-        """Paths down to the keys that identify their siblings."""
+        """Paths down to the keys that identify their siblings as state."""
         named = (path for path in self.inner if not TELLING_BESIDE.isdisjoint(path))
         return {path[: k + 1] for path in named for k, key in enumerate(path) if key in TELLING_BESIDE}
 
     def _is_part_of_parameter(self, path: Path, shapes: Mapping[Path, Shape]) -> bool:
-        """Return whether a path names a part of a state and its parameter, whatever surrounds them."""
+        """Return whether a path names a part of a state and its parameter, regardless of other keys."""
         start = len(self.head)
         for k in range(start, len(path) - 1):
             if not (is_part(path[k]) or self._is_beside(path, k)):
@@ -302,7 +304,7 @@ class _Container:
         return any(map(is_telling, path[start:]))
 
     def _may_be_weights(self, path: Path, shapes: Mapping[Path, Shape]) -> bool:
-        """Return whether it holds fractions, or has the path and the shape of a parameter."""
+        """Return whether an array has floating-point numbers, or the path and shape of a parameter."""
         array = self.mirrors.arrays[path]
         if not array.is_whole_number:
             return True
@@ -320,6 +322,6 @@ def _lies_in(path: Path, heads: Collection[Path]) -> bool:
 
 
 def _first(heads: Iterable[Path]) -> set[Path]:
-    """Return the heads that are not inside another head."""
+    """Return the prefixes that are not inside another prefix."""
     result = set(heads)
     return {head for head in result if not any(head[:k] in result for k in range(1, len(head)))}

@@ -1,4 +1,4 @@
-"""Names that frameworks use in training states, and a path's keys without wrappers."""
+"""Names that frameworks use in training states, and functions that strip wrappers from paths."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from functools import lru_cache
 
 from ckpttools.array.tree import Path
 
-# Keys with an optimizer's state below them; also with a number behind, as Pax's opt_states_0.
+# Keys that have an optimizer's state below them, also with a trailing number as in Pax's opt_states_0.
 _CONTAINERS = frozenset(
     ("opt_state", "opt_states", "optimizer", "optimizers", "optimizer_state", "optimizer_states")
 ) | {"param_states", "optimizer_variables"}
-# Keras' state tree: the variables of all optimizers, and their numbers of steps, which older versions call
+# Keras' state tree: the variables of all optimizers, and their step counts, which older versions call
 # iterations.
 KERAS = "optimizer_variables"
 KERAS_RATE = "learning_rate"
 KERAS_STEPS = frozenset(("iteration", "iterations"))
-# What Keras' optimizers append to the joined path of a parameter, as in dense_kernel_momentum. An average is
-# learned, so it is not among them.
+# Suffixes that Keras' optimizers append to the joined path of a parameter, as in dense_kernel_momentum. An
+# average is learned, so it is not included.
 _KERAS_MOMENTS = (
     *("momentum", "velocity", "velocity_hat", "norm", "accumulator", "linear", "average_gradient"),
     *("accumulated_grad", "accumulated_delta_var", "gradient_accumulator"),
 )
-# Keras' schedule-free optimizers keep the iterate as momentum: weights for inference are computed from it.
+# Keras' schedule-free optimizers store the iterate as momentum. Weights for inference are computed from it.
 _KERAS_ITERATE, _KERAS_SCHEDULE_FREE = "_momentum", "schedule_free"
-# State of another optimizer, next to that of the surrounding one, as optax nests them.
+# State of another optimizer next to the state of the surrounding one, as optax nests them.
 ENCLOSED = frozenset(("base_optimizer_state", "inner_opt_state"))
 PER_PARAMETER = "param_states"
-# Names that modules of a model may have as well.
+# Names that modules of a model may also have.
 _WEAK_CONTAINERS = frozenset(("opt", "optim"))
 _STRONG_CONTAINERS = _CONTAINERS - {"optimizer", "optimizers"}
 # Keys of per-parameter optimizer state.
@@ -41,11 +41,11 @@ MOMENTS = frozenset(
         *("exp_inf", "acc_delta", "grad_sq_ema"),
     )
 )
-# L-BFGS's: as many of a parameter as it remembers.
+# L-BFGS state: as many copies of a parameter as it remembers.
 REMEMBERED = frozenset(("diff_params_memory", "diff_updates_memory"))
-# Moments whose names modules of a model have, too.
+# Moments whose names modules of a model may also have.
 SHARED = frozenset(("mu", "nu", "m", "v"))
-# Other optimizer state whose names modules do not have ...
+# Other optimizer state with names that modules never have.
 _TELLING = REMEMBERED | frozenset(
     (
         *("v_row", "v_col", "exp_avg", "exp_avg_sq", "weights_memory", "ns_coeffs", "hyperparams"),
@@ -54,71 +54,72 @@ _TELLING = REMEMBERED | frozenset(
         *("Qs_preconditioners", "Ls_lipschitz"),
     )
 )
-# ... and names that identify a state only with just wrappers of states above, or with a parameter's path
-# below it: averages, sums and starting points, preconditioners and their roots, moments in eight bits.
+# Names that identify state only if all keys above are wrappers of states, or if a parameter's path is below:
+# averages, sums and starting points, preconditioners and their roots, and 8-bit moments.
 _PARTS = frozenset(("g", "n", "r", "s", "t", "L", "R", "Q", "GG", "QL", "QR", "Qs", "projector")) | {
     *("grad", "grads", "gradients", "updates", "stats", "grad_avg", "grad_sum_of_squares", "sum", "ax"),
     *("max_dist", "prev_grad", "prev", "step_size", "m_scale", "vr", "vc", "acc"),
     *("state1", "state2", "absmax1", "absmax2", "qmap1", "qmap2"),
 }
 _ALL_PARTS = MOMENTS | _TELLING | _PARTS
-# Names that a sibling identifies.
+# Names that identify state only next to a certain sibling.
 _TOLD_BESIDE: dict[str | int, str] = {
     "scale": "subgradients",
     "reward": "subgradients",
     "params": "diff_params_memory",
 }
 TELLING_BESIDE = frozenset(_TOLD_BESIDE.values())
-# Keys around the states within an optimizer's.
+# Keys around the states inside an optimizer's state.
 _WITHIN = frozenset(("state", "inner_state", "inner_opt_state", "base_optimizer_state", "fast_state")) | {
     "no_prefix",
 }
 _LABELED = "inner_states"
-# Adafactor's: one axis is summed up in these ...
+# Adafactor's factored moments, in which one axis is summed up.
 SUMMED = frozenset(("v_row", "v_col"))
-# ... and those that a parameter does not need have the shape (1,).
+# Adafactor's moments that have the shape (1,) for parameters that do not need them.
 FACTORED = SUMMED | {"v", "m"}
-# Keys with weights below them, even inside of an optimizer, as in T5X's optimizer/target.
+# Keys that have weights below them, even inside an optimizer, as in T5X's optimizer/target.
 WEIGHTS = frozenset(("params", "model", "target", "mdl_vars", "model_params", "base", "weights")) | {
     "master_params",
     "master_weights",
     "trainable_variables",
     "non_trainable_variables",
 }
-# Keys around a whole state; so are places in a tuple.
+# Keys around a complete state. Tuple indices also wrap states.
 _WRAPPERS = (WEIGHTS - {"params"}) | {"state", "train_state", "nnx_aux"}
 _AVERAGES = frozenset(("ema", "average", "averages", "averaged", "polyak", "swa", "shadow"))
-# A key of paths with states of random number generators.
+# Key in the paths of random states.
 RANDOM = "rngs"
-# Keys of a state, outside of the model, that hold nothing learned.
+# Keys of a state that is not part of the model, so nothing learned is below them.
 _STATES = frozenset(("state", "train_state"))
 _COUNTERS = frozenset(("step", "global_step", "epoch", "last_epoch", "ntokens_seen", "version"))
-# Of a learning rate: numbers alone.
+# Keys of learning-rate schedules, which have only numbers.
 _SCHEDULES = frozenset(("lr_scheduler", "lr_schedulers"))
 _GENERATORS = frozenset(("rng", "prng", "dropout_rng", "training_key"))
 _LOSS_SCALES = frozenset(("loss_scale", "dynamic_scale"))
 _BOOKKEEPING = _COUNTERS | _SCHEDULES | _GENERATORS | _LOSS_SCALES | {RANDOM}
-# Scalars that optax stores next to moments, of any dtype, by the keys above them or by their own.
+# Keys of scalars (of any dtype) that optax stores next to moments, above the scalars or as their own names.
 _HYPERPARAMETERS = frozenset(("hyperparams", "hyperparams_states"))
-# Paths of random states without a counter next to them, and with one.
+# Keys of random states without a counter next to them, and with one.
 LONE_KEY = "rng_key"
 KEYS = frozenset(("key", LONE_KEY))
-# The iterate of schedule-free optimizers, which the weights for inference are worked out from.
+# Keys of the iterate of schedule-free optimizers, from which the weights for inference are computed.
 _ITERATE, _BESIDE_ITERATE = "z", ("weight_sum", "max_lr")
-# Keys of some states, besides containers and moments.
+# Keys of some states, in addition to containers and moments.
 _SIGNS = ENCLOSED | {*_BESIDE_ITERATE} | KERAS_STEPS
-# An optimizer's number of steps; a model has counters too, but calls them cache_index, num_batches_tracked.
+# Keys of an optimizer's step count. Models also have counters, but call them cache_index or
+# num_batches_tracked.
 STEPS = frozenset(("step", "count"))
 _VALUE = "value"
 
 
 def keys_of(path: Path) -> Path:
-    """Return a path's keys; of names that were joined, those that were joined.
+    """Return a path's keys, splitting joined names into their keys.
 
-    This also applies below a key, as torchtitan's optimizer is a flat dictionary:
+    This also applies below a key, because torchtitan's optimizer is a flat dictionary:
     optimizer/state.norm.exp_avg.
     """
-    # Asked for several times of each of 100,000 paths: of all keys at once.
+    # This runs several times for each of 100,000 paths, so all keys are checked at once.
     try:
         are_joined = _is_joined("".join(path))  # type: ignore[arg-type]
     except TypeError:
@@ -131,7 +132,7 @@ def keys_of(path: Path) -> Path:
 
 
 def first_keys(path: Path, count: int) -> Path:
-    """Return the first `count` of `keys_of(path)`."""
+    """Return the first `count` keys of `keys_of(path)`."""
     if len(path) == 1 and isinstance(path[0], str):
         return tuple(path[0].split("/" if "/" in path[0] else ".", count)[:count])
     return keys_of(path[:count])[:count]
@@ -146,23 +147,23 @@ def _taken_apart(key: str | int) -> Sequence[str | int]:
 
 
 def core_of(path: Path) -> Path:
-    """Return the keys without NNX's `value` behind them."""
+    """Return a path's keys without NNX's trailing `value`."""
     keys = keys_of(path)
     return keys[:-1] if len(keys) > 1 and keys[-1] == _VALUE else keys
 
 
 def wraps(key: str | int) -> bool:
-    """Return whether a key may wrap a whole model or state: a tuple index, or a name such as `target`."""
+    """Return whether a key may wrap a complete model or state: a tuple index, or a name such as `target`."""
     return key in _WRAPPERS or str(key).isdecimal()
 
 
 def is_wrapper(key: str | int) -> bool:
-    """Return whether a key may stand around parameters."""
+    """Return whether a key may wrap parameters."""
     return key == "params" or wraps(key)
 
 
 def unwrapped(path: Path, start: int = 0) -> Iterator[Path]:
-    """Yield the path from `start` on, then without each of the wrappers that it begins with."""
+    """Yield the path from `start` on, then the path without each of its leading wrappers."""
     yield path[start:]
     while start < len(path) and is_wrapper(path[start]):
         start += 1
@@ -171,7 +172,7 @@ def unwrapped(path: Path, start: int = 0) -> Iterator[Path]:
 
 @lru_cache(maxsize=4096)
 def container(key: str | int) -> str | None:
-    """Return the name, without its number, of a key that holds an optimizer's state; None for other keys."""
+    """Return the name, without a number, of a key that holds an optimizer's state; None for other keys."""
     name, _, number = str(key).rpartition("_")
     name = name if number.isdecimal() and name else str(key)
     return name if name in _CONTAINERS | _WEAK_CONTAINERS else None
@@ -179,7 +180,7 @@ def container(key: str | int) -> str | None:
 
 @lru_cache(maxsize=4096)
 def keras_parameter(key: str | int) -> str | None:
-    """Return the joined path of the parameter whose moment a variable of Keras is; None if it is not one."""
+    """Return the joined parameter path in the name of a Keras moment; None if the name is not a moment's."""
     if not isinstance(key, str):
         return None
     ends = (key.removesuffix(f"_{moment}") for moment in _KERAS_MOMENTS if key.endswith(f"_{moment}"))
@@ -194,7 +195,7 @@ def is_keras_iterate(path: Path) -> bool:
 
 
 def may_tell(key: str | int) -> bool:
-    """Return whether a key occurs in states; those of random states are in `KEYS`."""
+    """Return whether a key occurs in states; keys of random states are in `KEYS`."""
     return key in MOMENTS or key in _SIGNS or container(key) is not None
 
 
@@ -204,12 +205,12 @@ def _is_within(key: str | int) -> bool:
 
 
 def wraps_states(path: Path, k: int) -> bool:
-    """Return whether the key at `k` wraps states within an optimizer's, or labels one."""
+    """Return whether the key at `k` wraps states inside an optimizer's state, or labels one."""
     return _is_within(path[k]) or (k > 0 and path[k - 1] == _LABELED)
 
 
 def is_telling(key: str | int) -> bool:
-    """Return whether everything below this key, or named like it, is state anywhere in an optimizer."""
+    """Return whether a key identifies everything with or below its name as optimizer state."""
     return key in _TELLING
 
 
@@ -219,22 +220,22 @@ def is_part(key: str | int) -> bool:
 
 
 def told_beside(key: str | int) -> str | None:
-    """Return the sibling's name that identifies a key as a part of a state, if any."""
+    """Return the name of the sibling that identifies a key as optimizer state, if any."""
     return _TOLD_BESIDE.get(key)
 
 
 def is_strong(key: str | int) -> bool:
-    """Return whether a container's name cannot be a module name."""
+    """Return whether a module cannot have the name of a container."""
     return container(key) in _STRONG_CONTAINERS
 
 
 def is_outer(head: Path) -> bool:
-    """Return whether an optimizer's state is next to the model, not inside it."""
+    """Return whether an optimizer's state is next to the model rather than inside it."""
     return all(wraps(key) or container(key) for key in head)
 
 
 def is_container(head: Path) -> bool:
-    """Return whether a container's name is not that of a module, by its kind or position."""
+    """Return whether a container is not a module, judged by its name or position."""
     return is_strong(head[-1]) or (is_outer(head) and container(head[-1]) not in _WEAK_CONTAINERS)
 
 
@@ -246,12 +247,12 @@ def is_average(key: str | int) -> bool:
 
 
 def is_hyperparameter(path: Path) -> bool:
-    """Return whether a key names a hyperparameter that the user chose for the optimizer."""
+    """Return whether a path names a hyperparameter that the user chose for the optimizer."""
     return not _HYPERPARAMETERS.isdisjoint(path)
 
 
 def iterates(paths: Collection[Path]) -> set[Path]:
-    """Return the paths of iterates of schedule-free optimizers: next to its weights and the largest rate."""
+    """Return the paths of iterates of schedule-free optimizers, next to `weight_sum` and `max_lr`."""
     first, second = ({path[:-1] for path in paths if path[-1:] == (name,)} for name in _BESIDE_ITERATE)
     may_be = {(*around, _ITERATE) for around in first & second}
     lengths = {len(head) for head in may_be}
@@ -259,7 +260,7 @@ def iterates(paths: Collection[Path]) -> set[Path]:
 
 
 def is_random(path: Path) -> bool:
-    """Return whether a key names the state of a random number generator."""
+    """Return whether a path names the state of a random number generator."""
     first, *below = _named_as(path)
     return RANDOM in path or (first in _GENERATORS and not below)
 
@@ -278,12 +279,12 @@ def is_bookkeeping(keys: Path) -> bool:
 
 
 def may_be_bookkeeping(keys: Collection[str | int]) -> bool:
-    """Return whether a tree has a key of bookkeeping."""
+    """Return whether any of these keys names bookkeeping."""
     return not _BOOKKEEPING.isdisjoint(keys)
 
 
 def _named_as(keys: Path) -> Path:
-    """Return the first keys that are not wrappers of states, up to the limit; at least one."""
+    """Return the first keys that are not wrappers of states: at least one, at most three."""
     core = keys[:-1] if keys[-1:] == (_VALUE,) else keys
     outer = next((k for k, key in enumerate(core) if not _is_state(key)), len(core))
     return core[outer : outer + 3] or ("",)

@@ -6,12 +6,11 @@
     1/0/{count, mu/…, nu/…}                      mirrors  0/…                  by its counter
     inner/decoder/norm/scale/{v_row, v_col}      mirrors  net/decoder/norm/scale          likewise
 
-Optimizer state is below an optimizer's name, or is named like moments, with the full paths and the shapes of
-parameters and a step count next to it. Other arrays, except random states and counters, are parameters: a
-learned number never counts as bookkeeping, whatever its name.
-Random states are integers, counters are single ones, and a single fraction scales the loss only where an
-optimizer is. Arrays that mirror parameters but lack one of these signs, such as averages, are unclear
-parameters.
+Optimizer state is below an optimizer's name, or is named like moments, with the full paths and shapes of
+parameters and a step count next to it. All other arrays except random states and counters are parameters: a
+learned number never counts as bookkeeping, whatever its name. Random states are integer arrays, counters are
+single integers, and a single floating-point number is a loss scale only if there is an optimizer. Arrays that
+mirror parameters but lack one of these signs, such as averages, are unclear parameters.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ from ckpttools.roles.subtrees import Heads, branch, inside, lifted, outside
 from ckpttools.roles.unnamed_state import in_branches, unnamed_state
 
 Role = Literal["parameter", "optimizer", "other"]
-# Number of first keys that distinguish the largest parts of a tree, apart from nested wrappers.
+# Number of leading keys that distinguish the largest parts of a tree, apart from nested wrappers.
 _HEAD = 4
 # The dtypes of JAX random keys and of the states that torch stores.
 _COUNT = "count"
@@ -66,16 +65,18 @@ class Typed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """The roles of a tree's leaves; a subtree has one unless a subtree of it has another.
+    """The roles of a tree's leaves, by subtree.
+
+    A role applies to a full subtree, unless a subtree of it has another role.
 
     Attributes:
-        optimizer: Heads of optimizer states; everything below a head belongs to it.
-        weights: Heads of parameters inside optimizer states.
-        others: States of random number generators that names do not identify.
-        unclear: Subtrees that mirror the parameters or are inside an optimizer and may be either; they count
-            as parameters unless the user decides otherwise.
-        mirrored: Heads of the parameters that these mirror; None if unknown.
-        learned: Arrays that would be bookkeeping by name only.
+        optimizer: Prefixes of optimizer states.
+        weights: Prefixes of parameters inside optimizer states.
+        others: Random states that names do not identify.
+        unclear: Subtrees that may be parameters or optimizer state; they count as parameters unless the user
+            decides otherwise.
+        mirrored: Prefix of the parameters that the unclear subtrees mirror; None if unknown.
+        learned: Arrays that are learned although their names suggest bookkeeping.
     """
 
     optimizer: frozenset[Path] = frozenset()
@@ -108,7 +109,7 @@ class Roles:
         return "other" if is_bookkeeping(keys) and keys not in self.learned else "parameter"
 
     def below_optimizer(self, path: Path) -> Path:
-        """Return a leaf's path within its optimizer state: below the last key with an optimizer's name."""
+        """Return a leaf's path inside its optimizer state: below the last key that names an optimizer."""
         keys = keys_of(path)
         named = [k + 1 for k, key in enumerate(keys) if container(key)]
         heads = [length for length in self._lengths if keys[:length] in self.optimizer]
@@ -121,7 +122,7 @@ class Roles:
 
 
 def roles(tree: Tree) -> Roles:
-    """Return the roles in a tree. They are cached, and nothing is read."""
+    """Return the roles in a tree, which are cached; reads no array data."""
     return tree.once(_roles)
 
 
@@ -134,9 +135,9 @@ def roles_of(arrays: Mapping[Path, Typed], empty: Iterable[Path] = (), random: I
     """Infer the roles of arrays from paths, shapes and dtypes.
 
     Args:
-        arrays: Path -> array. A path of one key that was joined by "/" or "." is split.
+        arrays: Path -> array. A path with a single key that was joined by "/" or "." is split.
         empty: Paths of leaves without data.
-        random: Paths of arrays that are states of random number generators.
+        random: Paths of random states.
     """
     keys = _keys(chain(arrays, empty))
     if not may_be_bookkeeping(keys):
@@ -153,7 +154,7 @@ def roles_of(arrays: Mapping[Path, Typed], empty: Iterable[Path] = (), random: I
 
 
 def _below_moment(keys: Path) -> Iterator[Path]:
-    """Return the possible parameter paths of a moment."""
+    """Yield the possible parameter paths of a moment."""
     for k, key in enumerate(keys):
         if key in MOMENTS:
             yield from unwrapped(keys, k + 1)
@@ -163,13 +164,13 @@ def _is_learned(keys: Path, array: Typed) -> bool:
     """Return whether an array cannot be the bookkeeping that its name suggests, even in a training state."""
     if _is_fraction(array):
         return bool(array.shape) or is_random(keys)
-    # Other integer arrays are tables, but a generator has a counter.
+    # Other integer arrays are tables, but a random generator has a counter.
     is_state = _name(array) in (_WORDS, _BYTES) or core_of(keys)[-1] == _COUNT
     return is_random(keys) and bool(array.shape) and _is_whole_number(array) and not is_state
 
 
 def _is_of_any_model(keys: Path, array: Typed) -> bool:
-    """Return whether an array is bookkeeping by name even without training state or loss."""
+    """Return whether an array is bookkeeping by name even without training state or loss scale."""
     return not _is_fraction(array) and (array.shape == () or is_random(keys))
 
 
@@ -186,7 +187,7 @@ def _inferred(
     learned: Collection[Path] = (),
 ) -> Roles:
     random = [core for core in map(core_of, random) if not is_bookkeeping(core)]
-    # The memory budget of a tree of 100,000 tensors has no space for copies of all names.
+    # The memory limit for a tree of 100,000 tensors does not allow copies of all names.
     if not (any(map(may_tell, keys)) or _may_be_random(arrays, keys) or _may_be_twice(arrays)):
         return Roles(others=frozenset(random))
     known = {
@@ -200,7 +201,7 @@ def _inferred(
 
 
 def _analyzed(mirrors: Mirrors, empty: frozenset[Path], others: frozenset[Path]) -> Roles:
-    """Find state by names first, then by mirrored parameters with moment names, then by mirroring alone."""
+    """Find state by names first, then by moment names and mirrored parameters, then by mirroring alone."""
     result = named_state(mirrors, empty)
     result |= unnamed_state(mirrors, outside(mirrors.arrays, result.state))
     state = outside(inside(mirrors.arrays, result.state), result.weights)
@@ -222,14 +223,14 @@ def _branches_with_steps(mirrors: Mirrors, twice: Copies) -> set[Path]:
 
 
 def _may_be_random(arrays: Mapping[Path, Typed], keys: Collection[str | int]) -> bool:
-    """Return whether random keys may exist; attention has a `key`, too, above its kernel."""
+    """Return whether there may be random keys; attention also has a `key`, with a kernel below it."""
     return not KEYS.isdisjoint(keys) and any(
         not KEYS.isdisjoint(keys_of(path)[-2:]) and _is_whole_number(item) for path, item in arrays.items()
     )
 
 
 def _may_be_twice(arrays: Mapping[Path, Typed]) -> bool:
-    """Return whether the rest is so large that up to three copies of the largest key may be in it."""
+    """Return whether the rest is large enough to contain copies of the largest part of the tree."""
     heads = Counter([_head(path) for path, item in arrays.items() if item.shape])
     for start in range(2):
         counts: Counter[Path] = Counter()
@@ -243,13 +244,13 @@ def _may_be_twice(arrays: Mapping[Path, Typed]) -> bool:
 
 
 def _head(path: Path) -> Path:
-    """Return the first keys of a path, few of which differ; the full path if all of them may be wrappers."""
+    """Return a few leading keys of a path; the full path if all of them may be wrappers."""
     keys = first_keys(path, _HEAD)
     return keys if len(keys) < _HEAD or not all(map(is_wrapper, keys[1:])) else keys_of(path)
 
 
 def _top(keys: Path, start: int) -> Path:
-    """Return the key that distinguishes one part of a tree from another, with the wrappers above it."""
+    """Return the leading keys up to the first that is not a wrapper, which distinguishes parts of a tree."""
     first = next((k for k in range(start, len(keys)) if not is_wrapper(keys[k])), len(keys))
     return keys[: first + 1]
 
@@ -267,10 +268,10 @@ def _is_whole_number(array: Typed) -> bool:
 
 
 def _random_states(known: Mapping[Path, ArrayFacts]) -> Iterator[Path]:
-    """Return keys of random number generators with counters next to them, as NNX and optax store them.
+    """Yield random keys with counters next to them, as NNX and optax store them.
 
-    A key has words along its last axis and a counter for each of its other elements, so that a table of
-    a codebook with usage counts does not count as one.
+    A random key has words along its last axis and a counter for each of its other elements. The table of a
+    codebook with usage counts does not match this.
     """
     for path, array in known.items():
         if path[-1] not in KEYS or is_random(path):

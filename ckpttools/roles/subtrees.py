@@ -1,4 +1,4 @@
-"""Subtrees of a tree by the paths of their heads."""
+"""Subtrees of a tree, identified by their prefixes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ckpttools.core.dataclass import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Heads of subtrees, by role.
+    """Prefixes of subtrees, by role.
 
     Attributes:
-        state: An optimizer's.
-        weights: Parameters within it.
-        unclear: Either.
+        state: Prefixes of optimizer states.
+        weights: Prefixes of parameters inside optimizer states.
+        unclear: Prefixes of subtrees that may be either.
     """
 
     state: frozenset[Path] = frozenset()
@@ -28,7 +28,7 @@ class Heads:
 
 
 def outside(paths: Iterable[Path], heads: Collection[Path]) -> list[Path]:
-    """Return the paths without a head above them."""
+    """Return the paths that are not below any prefix."""
     lengths = sorted({len(head) for head in heads})
     if not lengths:
         return list(paths)
@@ -36,20 +36,20 @@ def outside(paths: Iterable[Path], heads: Collection[Path]) -> list[Path]:
 
 
 def inside(paths: Iterable[Path], heads: Collection[Path]) -> list[Path]:
-    """Return the paths below a head."""
+    """Return the paths that are below a prefix."""
     lengths = sorted({len(head) for head in heads})
     return [path for path in paths if any(path[:length] in heads for length in lengths)] if lengths else []
 
 
 def sizes(paths: Iterable[Path], heads: Collection[Path]) -> Counter[Path]:
-    """Return the number of paths below each head."""
+    """Return the number of paths below each prefix."""
     lengths = {len(head) for head in heads}
     below = (path[:length] for path in paths for length in lengths if length <= len(path))
     return Counter(head for head in below if head in heads)
 
 
 def lifted(heads: Collection[Path], others: Iterable[Path]) -> frozenset[Path]:
-    """Return the highest key above each head that has none of the others below it, except the root."""
+    """Shorten each prefix as long as none of the other paths are below it, but never to the root."""
     blocked = {path[:length] for path in others for length in range(len(path))} if heads else set()
     return frozenset(
         next((head[:n] for n in range(1, len(head)) if head[:n] not in blocked), head) for head in heads
@@ -57,12 +57,12 @@ def lifted(heads: Collection[Path], others: Iterable[Path]) -> frozenset[Path]:
 
 
 def branch(head: Path, root: Path) -> Path:
-    """Return the first keys of a head that differ from a root; () if the root is inside it."""
+    """Return the leading keys of a prefix up to the first that differs from a root; () if there is none."""
     shared = next((k for k, (own, other) in enumerate(zip(head, root, strict=False)) if own != other), None)
     shared = min(len(head), len(root)) if shared is None else shared
     return head[: shared + 1] if len(head) > shared else ()
 
 
 def mostly(part: int, whole: int) -> bool:
-    """Return whether enough is mirrored: at least half."""
+    """Return whether a part is at least half of the whole."""
     return 2 * part >= whole

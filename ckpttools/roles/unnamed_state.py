@@ -1,4 +1,4 @@
-"""State of an optimizer that no name above it identifies: moments of parameters, and a number of steps."""
+"""Find optimizer state without the name of an optimizer: moments of parameters, and a step count."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ckpttools.roles.mirrors import Mirrors, Moment, below_moments
 from ckpttools.roles.names import MOMENTS, SHARED, STEPS, is_hyperparameter, is_wrapper, wraps
 from ckpttools.roles.subtrees import Heads, branch, inside, lifted, mostly, outside, sizes
 
-# A module may be named like a moment, and have the paths of one or two parameters of another module.
+# A module may be named like a moment and have the paths of one or two parameters of another module.
 _FEW = 2
-# Number of keys: a moment's, and one around it.
+# Minimum number of keys: the moment's name, and a name above it.
 _BELOW_A_NAME = 2
 
 
 def unnamed_state(mirrors: Mirrors, rest: list[Path]) -> Heads:
-    """Return moments without a telling name: an optimizer's, and unclear ones."""
+    """Return moments that are not below an optimizer's name: certain state and unclear subtrees."""
     if _is_state_alone(mirrors, rest):
         return Heads(state=frozenset([()]))
     named = [path for path in rest if below_moments(path)]
@@ -48,7 +48,8 @@ def _of_few(mirrors: Mirrors, rest: list[Path]) -> Heads:
     head = next(iter(heads))
     if inside(model, [head[:-1]]):
         return Heads()
-    # Modules have such names, too, and the paths of others; they are directly below a name of their own.
+    # Modules may also have such names, and paths of other modules; they are directly below a name of their
+    # own.
     counted = any((*head[:-1], step) in mirrors.arrays for step in STEPS)
     if len(head) < _BELOW_A_NAME or (head[-1] in SHARED and not (counted and head[-1] != "v")):
         return Heads()
@@ -63,7 +64,7 @@ def _first_moment(path: Path) -> int | None:
 
 
 def _is_state_alone(mirrors: Mirrors, rest: list[Path]) -> bool:
-    """Return whether there is nothing at all but moments and a number of steps."""
+    """Return whether there are only moments and a step count."""
     if not any(map(mirrors.is_step, rest)):
         return False
     return all(mirrors.is_step(path) or _outermost(path) in MOMENTS for path in rest)
@@ -75,9 +76,9 @@ class _Evidence:
 
     Attributes:
         rest: The arrays that no name identifies.
-        moments: Those that mirror a parameter of a model that a framework names, or that nothing is around.
-        below_names: Those that mirror one below another name.
-        odd: Those that would mirror one if they had its shape or were not parts of a moment.
+        moments: Moments of parameters of a model that is unwrapped or has a framework's name.
+        below_names: Moments of parameters below another name.
+        odd: Arrays that are named like moments of parameters but have another shape, or are parts of moments.
     """
 
     mirrors: Mirrors
@@ -122,7 +123,7 @@ class _Evidence:
         return sizes(self._others, {key for item in known for key in (item.head, item.root)})
 
     def _is_state(self, group: _BranchMoments) -> bool:
-        # One moment with a counter below its own key may also be a module.
+        # A single moment with a counter below its own key may also be a module.
         sign = len(group.names) > 1 or all(all(map(wraps, head)) for head in group.heads)
         alone = not any(self._sizes[head] for head in group.heads)
         many = self._is_of_known_names(group) or len(group.parameters) > _FEW
@@ -139,7 +140,7 @@ class _Evidence:
         return group.moments.keys() <= self.moments.keys()
 
     def _is_complete(self, group: _BranchMoments) -> bool:
-        """Return whether it mirrors most of the model, and most of the outside arrays are mirrored."""
+        """Return whether a group mirrors most of the model, and most outside arrays are mirrored."""
         model = max(self._sizes[root] for root in group.roots)
         if not mostly(len(group.parameters), model):
             return False
@@ -149,13 +150,13 @@ class _Evidence:
         return mostly(model, len(self._others) - len(own))
 
     def _is_counted(self, group: _BranchMoments) -> bool:
-        """Return whether the state has a step count, in all or next to each moment if stored by parameter."""
+        """Return whether a group has a step count, for the full state or for each parameter."""
         return any((*location, name) in self._steps for location in group.locations() for name in STEPS)
 
 
 @dataclass(frozen=True)
 class _BranchMoments:
-    """The moments in one branch of a tree, which parts from the branch with the model."""
+    """The moments in one branch of a tree, which is separate from the model's branch."""
 
     branch: Path
     moments: Mapping[Path, Moment]
@@ -177,7 +178,7 @@ class _BranchMoments:
         return {moment.parameter for moment in self.moments.values()}
 
     def locations(self) -> Iterator[Path]:
-        """Yield the possible paths of the step count."""
+        """Yield the possible parent paths of the step count."""
         yield from self.heads
         yield from (path[:-1] for path, moment in self.moments.items() if path[-1] == moment.name)
 
@@ -190,7 +191,7 @@ def _grouped(moments: Mapping[Path, Moment]) -> list[_BranchMoments]:
 
 
 def in_branches(mirrors: Mirrors, paths: list[Path], known: Heads, branches: Collection[Path]) -> Heads:
-    """Return all else in the branches of states: counters are part of them, of others only the user knows."""
+    """Add the rest of the branches that have state: counters belong to it, other arrays are unclear."""
     told = known.state | known.unclear
     held = {key for head in told for length in range(1, len(head) + 1) if (key := head[:length]) in branches}
     left = outside(inside(paths, held), told)

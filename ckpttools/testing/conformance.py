@@ -1,4 +1,4 @@
-"""Conformance tests for formats. The author of a plug-in subclasses `FormatTests` and runs pytest.
+"""Conformance tests for formats. To test a plug-in, subclass `FormatTests` and run pytest.
 
 class TestMyFormat(FormatTests):
     format = my_module.FORMAT
@@ -60,17 +60,17 @@ def new_location(scheme: str) -> Iterator[Location]:
 
 
 def write(tree: Tree, writer: Writer, destination: LocationLike) -> None:
-    """Plan and write a tree, as a conversion does."""
+    """Plan and write a tree like a conversion does."""
     execute(build(tree, writer, memory=MEMORY, jobs=2), writer, destination)
 
 
 class FormatTests:
-    """Tests of a format that can be read and written.
+    """Tests for a format that can be read and written.
 
     Attributes:
         format: The format to test.
         dtypes: The dtypes that the format supports.
-        structure: Whether it supports lists, empty leaves, strings and scalars.
+        structure: Whether the format supports lists, empty leaves, strings and scalars.
         most_leaves: Number of leaves in the tree of many small arrays.
     """
 
@@ -80,7 +80,7 @@ class FormatTests:
     most_leaves: ClassVar[int] = 1000
 
     def writer(self, tree: Tree) -> Writer:
-        """Return a writer for this tree; by default the format's own, with default options."""
+        """Return a writer for this tree; by default, the format's own writer with default options."""
         assert isinstance(self.format, Writable)
         return self.format.writer(
             Target(tree), **parse_options(self.format.options, {}, tuple, self.format.name)
@@ -88,7 +88,7 @@ class FormatTests:
 
     @contextmanager
     def written(self, tree: Tree, scheme: str = "file") -> Iterator[tuple[Tree, Location]]:
-        """Write a tree, and yield the opened result and its location."""
+        """Write a tree; yield the opened result and its location."""
         with new_location(scheme) as above:
             location = above / "checkpoint"
             write(tree, self.writer(tree), location)
@@ -159,7 +159,7 @@ class FormatTests:
     @_SETTINGS
     @given(data=st.data())
     def test_a_plan_tiles_what_is_written(self, data: st.DataObject) -> None:
-        """Every element is written once, and no two chunks overlap."""
+        """Every element is written exactly once, and no two chunks overlap."""
         tree = data.draw(trees(self.dtypes, structure=False, most_leaves=4))
         assume(unambiguous(tree))
         plan = build(tree, self.writer(tree), memory=MEMORY, jobs=2)
@@ -180,7 +180,7 @@ class FormatTests:
             assert result[-1][1] <= plan.layout.files.get(file, result[-1][1]), file
 
     def test_it_refuses_what_it_cannot_hold(self) -> None:
-        """The error comes before anything is written, and names the leaf."""
+        """The error is raised before anything is written, and names the leaf."""
         array = stored(noise((5, 3), self.dtypes[0]), self.dtypes[0])
         others = [dtype for dtype in DTYPES.values() if dtype not in self.dtypes]
         wrong: list[Leaf] = [stored(noise((5, 3), dtype), dtype) for dtype in others]

@@ -19,7 +19,7 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class LlamaSizes:
-    """Sizes of a Llama model; by default those of Llama 3.2 1B (1.24 B parameters, 2.47 GB in bfloat16)."""
+    """Sizes of a Llama model; the defaults are Llama 3.2 1B's (1.24 B parameters, 2.47 GB in bfloat16)."""
 
     layers: int = 16
     hidden: int = 2048
@@ -67,9 +67,9 @@ def write_model(
 
     Args:
         directory: The destination; created if necessary.
-        config: The model's `config.json`, which defines all of its sizes.
-        sparse: Write a hole instead of data, which reads as zeros and takes no time or space.
-        shard_bytes: Maximum bytes of tensors in one file; None for one file.
+        config: The model's `config.json`, which must define all sizes.
+        sparse: Whether to write holes instead of data, which read as zeros and take no time or space.
+        shard_bytes: Maximum size of the tensors in a file; None for one file.
 
     Returns:
         The path of the only file, or of the index.
@@ -117,7 +117,7 @@ def _header(shapes: Mapping[str, tuple[int, ...]]) -> tuple[bytes, int]:
 
 
 def _noise(count: int) -> Iterator[np.ndarray]:
-    """Yield bfloat16 patterns of normally distributed values, with realistic exponents and compression."""
+    """Yield bit patterns of normally distributed bfloat16 values, whose exponents compress as in models."""
     source = np.random.default_rng(0)
     for start in range(0, count, _BLOCK):
         values = source.standard_normal(min(_BLOCK, count - start), np.float32) * np.float32(0.02)

@@ -1,4 +1,4 @@
-"""Conformance tests for stores. The author of a plug-in subclasses `StoreTests` and runs pytest.
+"""Conformance tests for stores. To test a plug-in, subclass `StoreTests` and run pytest.
 
 class TestMyStore(StoreTests):
     @contextmanager
@@ -43,17 +43,17 @@ _FILES = st.dictionaries(_PATHS, st.binary(max_size=99), min_size=1, max_size=6)
 
 
 class _StoppedError(Exception):
-    """The interruption of a simulated run."""
+    """Raised to interrupt a simulated run."""
 
 
 def _is_tree(files: Mapping[str, bytes]) -> bool:
-    """Return whether no file's name is another's directory, and no two names differ only in case."""
+    """Return whether files can coexist: no file is another's directory, and no names differ only in case."""
     names = {name.lower() for name in files}
     return len(names) == len(files) and not any(b.startswith(f"{a}/") for a in names for b in names)
 
 
 class StoreTests(ABC):
-    """Tests of a store; those of abilities that the store lacks are skipped."""
+    """Tests for a store; tests of abilities that the store lacks are skipped."""
 
     @abstractmethod
     def filled(self, files: Mapping[str, bytes]) -> AbstractContextManager[Location]:
@@ -227,10 +227,10 @@ class StoreTests(ABC):
         return target.store.staging(target.key, overwrite, lambda: None)
 
     def _write(self, work: Work, stopped_in: str) -> None:
-        """Write a checkpoint of a few files, or a part of it."""
+        """Write a checkpoint with a few files, or only a part of it."""
         data = memoryview(bytes(range(200)))
         with closing(work.data_files({"d/data": 200}, {"d/data": bytes(data[:20])})) as files:
-            # Write in the order that a single thread must use if the store cannot write at offsets.
+            # If the store cannot write at offsets, write in the order of a single thread.
             for sink in files.write_passes(0):
                 for start in range(20, 200, 60):
                     sink.write("d/data", start, data[start : start + 60], 0)

@@ -2,8 +2,8 @@
 
 Plug-ins and forks test their own formats and rows with these; the package itself does not import this module.
 
-Values inside a draw come from functions of `draw` or from cached strategies: hypothesis validates every new
-strategy when it is first drawn from, which took four fifths of the time of the array tests.
+Values inside a draw come from functions of `draw` or from cached strategies, because hypothesis validates
+every new strategy when it is first used, which took four fifths of the time of the array tests.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ WHOLE = tuple(dtype for dtype in DTYPES.values() if not dtype.packed)
 PACKED = tuple(dtype for dtype in DTYPES.values() if dtype.packed)
 _SIDES = (1, 1, 2, 3, 5, 7)
 _FLOATS = ("bfloat16", "float8_e4m3fn", "float32", "float64")
-# Larger arrays are not nested further, since every node may add axes and elements to its source.
+# Larger arrays are not nested further, because every node may add axes and elements to its source.
 _MOST_AXES, _MOST_ELEMENTS = 6, 400
 
 
@@ -54,13 +54,13 @@ class Known(NamedTuple):
 
 @cache
 def shapes(min_rank: int = 0, max_rank: int = 5, limit: int = 2000) -> st.SearchStrategy[Shape]:
-    """Return shapes of at most `limit` elements, mostly with odd sides, some of length one."""
+    """Return shapes with at most `limit` elements, mostly with odd lengths and some of length one."""
     sides = st.lists(st.sampled_from(_SIDES), min_size=min_rank, max_size=max_rank)
     return sides.map(tuple).filter(lambda shape: prod(shape) <= limit)
 
 
 def regions(shape: Sequence[int], empty: bool = False) -> st.SearchStrategy[Region]:
-    """Return regions of an array of `shape`, including full axes and single coordinates, optionally empty."""
+    """Return regions of an array of `shape`, including full axes and single coordinates; optionally empty."""
     return _regions(tuple(shape), empty)
 
 
@@ -79,7 +79,7 @@ def _regions(draw: st.DrawFn, shape: Shape, empty: bool) -> Region:
 
 
 def chunk_shapes(shape: Sequence[int], beyond: int = 0) -> st.SearchStrategy[Shape]:
-    """Return chunk shapes for an array of `shape`, up to `beyond` longer than it on each axis."""
+    """Return chunk shapes for an array of `shape`, up to `beyond` longer than the array on each axis."""
     return _chunk_shapes(tuple(shape), beyond)
 
 
@@ -101,7 +101,7 @@ def tilings(shape: Sequence[int]) -> st.SearchStrategy[list[Region]]:
 
 
 def shuffled(things: Sequence[_Thing], seed: int) -> list[_Thing]:
-    """Shuffle items by a seed; zero, the simplest example, keeps their order.
+    """Shuffle items with a seed; zero, the simplest example, keeps their order.
 
     `st.permutations` draws one number per item, which takes longer than most of the tested code.
     """
@@ -110,12 +110,12 @@ def shuffled(things: Sequence[_Thing], seed: int) -> list[_Thing]:
 
 @cache
 def dtypes(packed: bool = False) -> st.SearchStrategy[DType]:
-    """Return dtypes, including those below one byte only if `packed`."""
+    """Return dtypes, including those of less than a byte only if `packed` is set."""
     return st.sampled_from((*WHOLE, *PACKED) if packed else WHOLE)
 
 
 def noise(shape: Sequence[int], dtype: DType, seed: int = 0) -> np.ndarray:
-    """Return random bits of `dtype` as unsigned carriers; unused bits of an element are zero."""
+    """Return random bits of `dtype` as unsigned carriers; the unused bits of an element are zero."""
     raw = np.random.default_rng(seed).integers(0, 256, prod(shape) * dtype.itemsize, np.uint8)
     if dtype.packed or dtype.kind == "bool":
         raw &= np.uint8(1 if dtype.kind == "bool" else (1 << dtype.bits) - 1)
@@ -123,7 +123,7 @@ def noise(shape: Sequence[int], dtype: DType, seed: int = 0) -> np.ndarray:
 
 
 def file_bytes(truth: np.ndarray, dtype: DType) -> bytes:
-    """Return the bytes of an array in a file: C order, elements below one byte packed."""
+    """Return the bytes of an array in a file: in C order, with elements of less than a byte packed."""
     flat = np.ascontiguousarray(truth).reshape(-1)
     if not dtype.packed:
         return flat.tobytes()
@@ -138,7 +138,7 @@ def stored(truth: np.ndarray, dtype: DType, path: str = "memory", lead: int = 0,
 
 
 def chunked(truth: np.ndarray, dtype: DType, chunk: Shape) -> Chunked:
-    """Return an array in a grid of chunks, each in its own file; padding beyond the edges is random."""
+    """Return an array as a grid of chunks, each in its own file; padding beyond the edges is random."""
     parts: dict[Shape, Stored] = {}
     cells = list(grid_indices(truth.shape, chunk))
     wholes = noise((len(cells), *chunk), dtype, seed=1)
@@ -176,15 +176,16 @@ def lazy_arrays(
     packed: bool = True,
     values: bool = True,
 ) -> Known:
-    """Nested expressions of all kinds of nodes, at most `depth` deep.
+    """Draw nested expressions of all kinds of nodes, at most `depth` deep.
 
     Args:
-        draw: Given by hypothesis.
+        draw: Provided by hypothesis.
         depth: Maximum number of nodes above a leaf.
-        shape: Of the array; None for any.
-        dtype: Of the array; None for any.
-        packed: Whether a drawn dtype may have elements below one byte.
-        values: Whether to include elementwise functions (exact casts, so that the expectation is simple).
+        shape: Shape of the array; None for any.
+        dtype: Dtype of the array; None for any.
+        packed: Whether a drawn dtype may have elements of less than a byte.
+        values: Whether to include elementwise functions (only exact casts, so that expected values are
+            simple).
     """
     shape = draw(shapes(limit=300)) if shape is None else shape
     dtype = draw(dtypes(packed)) if dtype is None else dtype
@@ -253,7 +254,7 @@ def _weighted_sum(terms: Sequence[np.ndarray], dtype: np.dtype[np.generic]) -> n
 def _draw_relayout(
     draw: st.DrawFn, shape: Shape, dtype: DType, inner: Callable[[Shape, DType], Known]
 ) -> Known:
-    """Draw a permutation of atoms that ends in `shape`: its atoms first, then an order, then source axes."""
+    """Draw a permutation of atoms that produces `shape`: its atoms first, then an order, then source axes."""
     groups = [_factors(draw, length) for length in shape]
     lengths = [length for group in groups for length in group]
     source_of = draw(_in_any_order(range(len(lengths))))
@@ -269,7 +270,7 @@ def _draw_relayout(
 @cache
 @st.composite
 def relaid_arrays(draw: st.DrawFn) -> Known:
-    """Return a permutation of the atoms of an array that is stored contiguously."""
+    """Return a permutation of the atoms of a contiguously stored array."""
     dtype = draw(dtypes(packed=True))
     return _draw_relayout(draw, draw(shapes(limit=300)), dtype, partial(_leaf, draw))
 
@@ -277,7 +278,7 @@ def relaid_arrays(draw: st.DrawFn) -> Known:
 @cache
 @st.composite
 def factors(draw: st.DrawFn, number: int) -> tuple[int, ...]:
-    """Return integers whose product is `number`, sometimes including ones; sometimes empty for one."""
+    """Return integers whose product is `number`, sometimes including ones; for one, sometimes empty."""
     return _factors(draw, number)
 
 
@@ -298,7 +299,7 @@ def _divisors(number: int) -> tuple[int, ...]:
 @cache
 @st.composite
 def groupings(draw: st.DrawFn, items: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """`items` in order, in groups of one to three, sometimes after an empty group."""
+    """Return `items` in order in groups of one to three, sometimes with an empty group in front."""
     return _grouped(draw, items)
 
 
@@ -320,7 +321,7 @@ def _in_groups(draw: st.DrawFn, items: Sequence[_Thing]) -> list[tuple[_Thing, .
 
 @dataclass(frozen=True)
 class Statement:
-    """The text of a row, and sizes of its axes.
+    """The text of a row, and the sizes of its axes.
 
     Attributes:
         left, left_axes, right, right_axes: Names and axes of the two sides.
@@ -335,7 +336,7 @@ class Statement:
 
     @property
     def text(self) -> str:
-        """The row, for `ckpttools.mapping.row.row`."""
+        """The row as text for `ckpttools.mapping.row.row`."""
         return f"{self.left}: {self.left_axes} <-> {self.right}: {self.right_axes}"
 
 

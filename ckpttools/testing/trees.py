@@ -29,9 +29,9 @@ class UnreadableFile:
     """A file of any size that uses no memory and cannot be read, for tests of planning.
 
     Attributes:
-        path: Its name in messages.
-        size: Its apparent size in bytes.
-        version: Its apparent version.
+        path: Name for messages.
+        size: Apparent size in bytes.
+        version: Apparent version.
     """
 
     path: str
@@ -59,7 +59,7 @@ def trees(
     """Return a tree of small arrays.
 
     Args:
-        draw: Given by hypothesis.
+        draw: Provided by hypothesis.
         dtypes: Dtypes of the arrays.
         structure: Whether to include lists, empty leaves, strings and scalars.
         most_leaves: Approximate maximum number of leaves.
@@ -83,7 +83,7 @@ def many_leaves(count: int, dtype: DType = DTYPES["float32"]) -> Tree:
 
 @cache
 def _nested(dtypes: tuple[DType, ...], structure: bool, most_leaves: int) -> st.SearchStrategy[object]:
-    """Return a cached strategy, since validating a recursive strategy takes longer than a draw."""
+    """Return a cached strategy, because validating a recursive strategy takes longer than a draw."""
     leaf = st.one_of(_arrays(dtypes), *([_others()] if structure else []))
     inner = st.recursive(leaf, lambda below: _nodes(below, structure), max_leaves=most_leaves)
     return st.dictionaries(st.sampled_from(NAMES), inner, min_size=1, max_size=4)
@@ -130,7 +130,7 @@ def unambiguous(tree: Tree) -> bool:
 
 
 def assert_same(got: Tree, expected: Tree) -> None:
-    """Assert equal paths and key types, bit-identical leaves, and equal metadata that formats carry."""
+    """Assert equal paths and key types, bit-identical leaves, and equal metadata that formats store."""
     assert set(got) == set(expected), sorted(map(keystr, set(got) ^ set(expected)))
     for path, leaf in expected.items():
         assert_same_leaf(got[path], leaf, path)
@@ -146,5 +146,5 @@ def assert_same_leaf(got: Leaf, expected: Leaf, path: Path) -> None:
         return
     assert isinstance(got, LazyArray), keystr(path)
     assert (got.shape, got.dtype) == (expected.shape, expected.dtype), keystr(path)
-    # Compare bytes, since NaN is not equal to itself.
+    # Compare bytes, because NaN is not equal to itself.
     assert got.read().tobytes() == expected.read().tobytes(), keystr(path)

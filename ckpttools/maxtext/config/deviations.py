@@ -1,9 +1,9 @@
-"""The table of cases where MaxText and transformers compute different results from the same weights.
+"""Cases where MaxText and transformers compute different results from the same weights.
 
-`known_deviations` returns all entries; `deviations` returns those of one model. Conversions, `doctor`,
+`known_deviations` returns all cases; `deviations` returns those of one model. Conversions, `doctor`,
 `maxtext-config` and docs/deviations.md use this table. The `must` rules of a family state configuration
-values that MaxText's code fixes. A broken rule is a deviation as well, and an entry for its field adds the
-measured effect.
+values that are fixed in MaxText's code. A broken rule is also a deviation, and an entry for its field adds
+the measured effect.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class KnownDeviation:
         condition: A description of the affected models.
         what: The property of the model that MaxText does not follow.
         reason: What MaxText does instead.
-        applies: Whether a model is affected; None if configuration and shapes do not show it.
-        field: The field of the `must` rule that states it, instead of `applies`.
+        applies: Returns whether a model is affected; None if configuration and shapes do not show it.
+        field: The field of the `must` rule that states the deviation, instead of `applies`.
         effect: The difference between the results, measured with tiny models unless stated otherwise.
-        remedy: The action to take; empty if nothing helps. In both texts, {percent} stands for the excess of
+        remedy: The action to take; empty if there is none. In both texts, {percent} stands for the excess of
             the rounded square root of hidden_size over the exact one, and {materialize} for the option.
         versions: The affected versions of MaxText.
     """
@@ -109,7 +109,7 @@ def _flag(name: str) -> Callable[[ModelFacts], bool]:
 
 
 def layers_with_other_kinds(family: Family, facts: ModelFacts) -> tuple[frozenset[int], str]:
-    """Return the layers whose kind MaxText's code fixes differently, and why.
+    """Return the layers whose kind is fixed differently in MaxText's code, and the reason.
 
     Args:
         family: The model's family.

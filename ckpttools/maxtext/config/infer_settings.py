@@ -1,4 +1,4 @@
-"""Infer the settings of a model from its family's rules, and find a matching MaxText model."""
+"""Infer the settings of a model from its family's rules, and find an equivalent named MaxText model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ckpttools.model_families.family import Family
 from ckpttools.model_families.hf_defaults import THETA
 
 MODEL_NAME, OVERRIDE = "model_name", "override_model_config"
-# Only YaRN rotary embeddings read these.
+# These are read only for YaRN rotary embeddings.
 _YARN_SETTINGS = frozenset(
     (
         "max_position_embeddings",
@@ -31,9 +31,9 @@ _YARN_SETTINGS = frozenset(
         "rope_attention_scaling",
     )
 )
-# These settings are given along with a model name, because MaxText's model files leave them open.
+# These settings are passed along with a model name, because MaxText's model files do not set them.
 _EXTRA_SETTINGS = ("use_multimodal", "use_audio", "attention")
-# Values from this limit on are infinite in MaxText; NaN is not below it either.
+# Values from this limit on are infinite in MaxText, and NaN is not below it either.
 _TOO_LARGE = 2**63
 Values = Mapping[str, ModelSetting]
 
@@ -56,7 +56,7 @@ def model_settings(family: Family, facts: ModelFacts, location: str) -> Values:
     """Return all settings that describe a model, by name.
 
     Raises:
-        ConfigError: The configuration lacks one of them, or has a value that MaxText cannot express.
+        ConfigError: The configuration lacks a setting, or has a value that MaxText cannot express.
     """
     chosen = setting_rules(family).chosen(facts)
     reading = Reading(family, facts)
@@ -91,10 +91,10 @@ def _setting(rule: Setting, reading: Reading, location: str) -> ModelSetting:
 
 
 def _require_accepted(result: ModelSetting, location: str) -> ModelSetting:
-    """Return a setting that MaxText accepts.
+    """Check that MaxText accepts a setting, and return it.
 
     Raises:
-        ConfigError: MaxText does not accept it.
+        ConfigError: MaxText does not accept the setting.
     """
     kind = setting_kinds(NEWEST).get(result.name)
     expected = None if kind is None else kind.expected(result.value)
@@ -110,7 +110,7 @@ def _require_accepted(result: ModelSetting, location: str) -> ModelSetting:
 
 
 def _require_usable(name: str, field: str, value: Any, location: str) -> None:
-    """Raise if a field is not the number or boolean that MaxText needs."""
+    """Raise an error if a field is not the number or boolean that MaxText needs."""
     usual = defaults().get(name)
     if isinstance(usual, bool):
         fits, expected = isinstance(value, bool), "true or false"
@@ -133,7 +133,7 @@ def _as_integer(value: Any) -> Any:
 
 
 def model_notes(family: Family, facts: ModelFacts) -> Iterator[str]:
-    """Yield notes on a model."""
+    """Yield notes about a model."""
     rules = setting_rules(family)
     yield from (note.text for note in rules.notes if note.applies(facts))
     thetas = facts.theta_conflicts() if any(term.name == THETA for term in rules.terms()) else ()
@@ -158,13 +158,14 @@ def matching_model(values: Values) -> str | None:
 
 def _matches(expected: Mapping[str, Any], model: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
     names = {name for name, value in model.items() if value != own.get(name)} | expected.keys()
-    # Only tower settings in the family's rules count: the choice of images does not belong to the model.
+    # Only tower settings in the family's rules count, because the choice of images does not belong to the
+    # model.
     names -= {*unused_settings(expected), *_EXTRA_SETTINGS, *(tower_defaults().keys() - expected.keys())}
     return all(expected.get(name, own.get(name)) == model.get(name) for name in names)
 
 
 def unused_settings(expected: Mapping[str, Any]) -> frozenset[str]:
-    """Return the settings that a model with these settings does not read."""
+    """Return the settings that are not read by a model with the given settings."""
     result = _YARN_SETTINGS if expected.get("rope_type") != "yarn" else frozenset()
     if expected.get("attention_type") == "mla":
         result |= {"head_dim"}
@@ -174,11 +175,11 @@ def unused_settings(expected: Mapping[str, Any]) -> frozenset[str]:
 
 
 def required_settings(values: Values, named: str | None) -> dict[str, ModelSetting]:
-    """Return the settings that a MaxText run must be given.
+    """Return the settings that must be passed to a MaxText run.
 
     Args:
         values: All settings that describe the model.
-        named: The name of MaxText's own equivalent model.
+        named: The name of the equivalent MaxText model.
     """
     if named is not None:
         beside = {name: values[name] for name in _EXTRA_SETTINGS if name in values}

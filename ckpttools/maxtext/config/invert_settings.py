@@ -1,8 +1,8 @@
 """Derive the fields of a `config.json` from MaxText's settings by inverting a family's rules.
 
-Rules have conditions on fields, so each choice of those fields is tried. A choice determines the rules that
-apply, and each rule gives the field that it reads. The result is verified: by the same rules, it must give
-the original settings.
+Rules have conditions on fields, so every choice of those fields is tried. A choice determines the rules that
+apply, and each rule gives the field that it reads. The result is verified: the same rules must give the
+original settings.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from ckpttools.model_families.hf_defaults import default_fields
 MODEL_TYPE = "config.model_type"
 _CONFIG, _ROPE, _LOCAL = "config.", "rope.", "rope.local_"
 _TEXT = "_text"
-# The older fields next to those of the rotary embedding itself, which all versions of transformers read.
+# The older fields next to those of the rotary embedding, which all versions of transformers read.
 _ROPE_FIELDS = {
     "rope.theta": "rope_theta",
     "rope.local_theta": "rope_local_base_freq",
     "rope.partial_rotary_factor": "partial_rotary_factor",
 }
 _KINDS = {"full_attention": _ROPE, "sliding_attention": _LOCAL}
-# Transformers expects these fields as floating-point numbers, and settings may give 30 for 30.0.
+# transformers expects these fields as floating-point numbers, but settings may have 30 for 30.0.
 _FLOAT_FIELDS = frozenset(
     (
         "attn_logit_softcapping",
@@ -53,7 +53,7 @@ _FLOAT_FIELDS = frozenset(
         "swiglu_limit",
     )
 )
-# Classes whose names differ from their type.
+# Classes whose names do not follow from their type.
 _ARCHITECTURES = {
     "kimi_k2": "DeepseekV3ForCausalLM",
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
@@ -63,7 +63,7 @@ _ARCHITECTURES = {
 def text_types(family: Family) -> tuple[str, ...]:
     """Return the `model_type` values of the family's text-only models.
 
-    None if the family has none, or if its text model belongs to another family, as Qwen3 in Qwen3-VL.
+    Empty if the family has none, or if its text model belongs to another family, as in Qwen3-VL.
     """
     if any(spelling.architecture for spelling in family.spellings):
         return ()
@@ -79,12 +79,12 @@ def architecture_of(model_type: str) -> str:
 
 
 def build_config(family: Family, lengths: Mapping[str, int], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration of a model.
+    """Build the configuration of a model.
 
     Args:
         family: The model's family.
         lengths: Axis lengths; lengths without a field are left out.
-        fields: Values by the names in rules, such as `config.rms_norm_eps` and `rope.theta`.
+        fields: Values by their names in rules, such as `config.rms_norm_eps` and `rope.theta`.
     """
     config: dict[str, Any] = {"architectures": [architecture_of(fields[MODEL_TYPE])]}
     for axis, names in family.sizes.items():
@@ -106,8 +106,8 @@ def _with_floats(value: Any, name: str = "") -> Any:
 
 def _rope(family: Family, fields: Mapping[str, Any]) -> dict[str, Any]:
     rope = {name: value for name, value in fields.items() if name.startswith(_ROPE)}
-    # With two kinds of layers, if the family states the type of each: only transformers 5 and newer supports
-    # it.
+    # For two kinds of layers, if the family states the type of each; only transformers 5 and later supports
+    # this.
     if any(limit.expected.left.name == "rope.local_type" for limit in family.settings.limits):
         return {"rope_parameters": {kind: _rope_part(rope, prefix) for kind, prefix in _KINDS.items()}}
     result = {name: rope[field] for field, name in _ROPE_FIELDS.items() if field in rope}
@@ -131,12 +131,12 @@ def _rope_part(rope: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ObservedArrays:
-    """Facts that the arrays of a checkpoint show.
+    """Facts that are visible in the arrays of a checkpoint.
 
     Attributes:
         lengths: Axis lengths.
         flags: Boolean facts.
-        has_arrays: Whether a checkpoint exists at all.
+        has_arrays: Whether there is a checkpoint.
     """
 
     lengths: Mapping[str, int] = field(default_factory=dict)
@@ -177,11 +177,11 @@ def _add_values(result: dict[str, list[Any]], condition: Condition) -> None:
 
 
 def _in_likely_order(values: list[Any]) -> list[Any]:
-    """Sort values: plain ones first, then as in the rules.
+    """Sort values in order of likelihood: plain ones first, then as in the rules.
 
-    Null comes last, since transformers fills in absent fields.
+    Null comes last, because transformers fills in absent fields.
     """
-    # Where 0 and null both mean "off", transformers only accepts null.
+    # Where 0 and null both mean "off", transformers accepts only null.
     off = [item for item in values if item is not None and None in values and is_same_value(item, 0)]
     kept = [item for item in values if item not in off]
     return sorted(kept, key=lambda item: (item is None and not off, item != "default"))
@@ -199,16 +199,16 @@ def _setting_values(family: Family, given: GivenSettings, name: str) -> Iterator
     for rule in family.settings.settings:
         if any(term.name == name and term.words is None for term in rule.terms):
             result = given.value(rule.name)
-            # MaxText writes "none" as a negative number.
+            # MaxText represents "none" as a negative number.
             if result is not None and not (isinstance(result, int) and result < 0):
                 yield result
 
 
-# Rules depend on each other's results, such as a condition on a field or on an axis length.
+# Rules depend on each other's results, such as conditions on a field or on an axis length.
 _PASSES = 4
-# Text has one position per token for all sections.
+# In text, all sections have the same position for a token.
 _IMAGE_SETTINGS = ("use_mrope", "mrope_section")
-# Larger than any number of layers.
+# An upper bound for the number of layers.
 _MAX_LENGTH = 2000
 _SETTINGS = "MaxText's settings"
 
@@ -219,7 +219,7 @@ class Candidate:
 
     Attributes:
         config: The configuration.
-        settings: The settings that its rules give.
+        settings: The settings that the rules give for the configuration.
         missing: The settings that are still needed.
         contradictions: Contradictions between settings, rules and arrays.
     """
@@ -238,7 +238,7 @@ def candidates(family: Family, given: GivenSettings, known: ObservedArrays) -> I
 
 
 class _Attempt:
-    """One choice of values and its consequences."""
+    """A choice of values and its consequences."""
 
     def __init__(
         self, family: Family, given: GivenSettings, known: ObservedArrays, choice: Mapping[str, Any]
@@ -277,7 +277,7 @@ class _Attempt:
         return Candidate(facts.config, inferred, missing, wrong)
 
     def _apply_choice(self, facts: ModelFacts) -> None:
-        """Apply the choice, and its formulas once they can be evaluated."""
+        """Apply the choice, then formulas as soon as they can be evaluated."""
         for name, item in self.choice.items():
             result = item.of(facts) if isinstance(item, Term) else item
             if result is not None or not isinstance(item, Term):
@@ -292,7 +292,7 @@ class _Attempt:
 
     def _invert(self, rule: Setting, declared: ModelSetting) -> None:
         for term, below in zip(rule.terms, (*rule.terms[1:], None), strict=True):
-            # A zero that means "none": transformers expects null.
+            # Zero means "none" here, for which transformers expects null.
             is_off = below is not None and below.kind == "value" and below.value == 0 == declared.value
             if term.kind == "field" and term.name not in self.choice:
                 self.fields[term.name] = None if is_off else _field_value(term, declared.value)
@@ -326,13 +326,13 @@ class _Attempt:
         return True
 
     def _apply_limit(self, limit: Limit, facts: ModelFacts) -> None:
-        """Set a field to the value that MaxText's code fixes."""
+        """Set a field to the value that is fixed in MaxText's code."""
         left, right = limit.expected.left, limit.expected.right
         if limit.expected.relation != "is" or not all(
             condition.holds(facts) for condition in limit.conditions
         ):
             return
-        # If layers vary among the models of a type, transformers cannot know them.
+        # If layers vary among the models of a type, transformers has no default for them.
         if left.name.startswith(CYCLE) and any(
             condition.left.kind == "flag" for condition in limit.conditions
         ):
@@ -348,7 +348,7 @@ class _Attempt:
             self.fields[left.name] = expected
 
     def _derive(self) -> None:
-        """Compute lengths from formulas, and the one unknown length of a formula with a known value."""
+        """Compute lengths from formulas, and solve formulas with one unknown length."""
         for axis, formula in self.family.derived.items():
             unknown = axes_in(formula) - self.lengths.keys()
             if axis not in self.lengths and not unknown:
@@ -361,12 +361,12 @@ class _Attempt:
                     for n in range(1, _MAX_LENGTH)
                     if _formula_value(formula, {**self.lengths, other: n}) == self.lengths[axis]
                 ]
-                # All larger lengths have the same minimum, so the smallest is sufficient.
+                # All larger lengths have the same minimum, so the smallest one is sufficient.
                 is_unique = len(fitting) == 1 or (formula.startswith("min(") and fitting)
                 self.lengths |= {other: fitting[0]} if is_unique else {}
 
     def _infer_settings(self, facts: ModelFacts) -> Iterator[tuple[str, Any]]:
-        """Yield the settings that the configuration implies by the rules, or None."""
+        """Yield the settings that follow from the configuration and the rules; None if there is no value."""
         for name, rule in self.family.settings.chosen(facts).items():
             result = (_term_value(term, facts) for term in rule.terms)
             yield name, next((item for item in result if item is not None), None)
@@ -413,7 +413,7 @@ class _Attempt:
         return is_equivalent(name, declared, expected)
 
     def _rule_name(self, name: str, declared: Any) -> Any:
-        """Return a setting; for models that share code, the name in the rules."""
+        """Return the value of a setting; for models that share code, use the name in the rules."""
         if name != MODEL_NAME or not isinstance(declared, str):
             return declared
         known = self._text_model_names()
@@ -421,11 +421,11 @@ class _Attempt:
         return declared if declared in known or not alike else alike[0]
 
     def _is_of_code(self, declared: Any) -> bool:
-        """Return whether a model name belongs to the family's code."""
+        """Return whether a model name uses the family's code."""
         return self._rule_name(MODEL_NAME, declared) in self._text_model_names()
 
     def _text_model_names(self) -> list[str]:
-        """Return the model names that decide about the text model."""
+        """Return the model names that determine the text model."""
         rules = (setting for setting in self.family.settings.settings if setting.name == MODEL_NAME)
         of_text = [item for item in rules if not self._is_for_towers(item)]
         return [str(term.value) for rule in of_text for term in rule.terms]
@@ -436,7 +436,7 @@ class _Attempt:
 
 
 def _field_value(term: Term, declared: Any) -> Any:
-    """Return the value of the field that gives a setting; None if there is none."""
+    """Return the field value that gives a setting; None if there is none."""
     if term.words is None:
         return declared
     result = next((word for word, value in term.words.items() if value == declared), None)

@@ -1,4 +1,4 @@
-"""Facts about one model (fields in any spelling, lengths, flags), and which fields its family reads."""
+"""Facts about a model (fields in any spelling, lengths, flags), and which fields its family reads."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from ckpttools.model_families.hf_defaults import TEXT_PARTS, THETA, without_alia
 
 _USUAL = "rope.usual_attention_factor"
 _SCALES = ("mscale", "mscale_all_dim")
-# Files state factors to about 16 digits.
+# Tolerance: files state factors to about 16 digits.
 _TOLERANCE = 1e-6
 _CONFIG, _ROPE = "config.", "rope."
-# A list with the kind of each layer, and whether every N-th layer has full attention.
+# A list with the kind of each layer, and a fact whether every N-th layer has full attention.
 LAYER_TYPES, CYCLE = "layer_types", "layer_types.full_every_"
-# Locations of the text model in a multimodal configuration.
+# Where the text model is in a multimodal configuration.
 _PARTS = (*TEXT_PARTS, "thinker_config")
-# `rope_scaling` up to transformers 4, `rope_parameters` from 5 on; with two kinds of layers, one entry per
-# kind. If a file has both, transformers uses the older one.
+# The field is `rope_scaling` up to transformers 4 and `rope_parameters` since 5; with two kinds of layers, it
+# has one entry per kind. If a file has both, transformers uses the older one.
 _ROPES = ("rope_scaling", "rope_parameters")
 FULL_ATTENTION, _LOCAL = "full_attention", "sliding_attention"
-# DeepSeek V4 has a type for layers that are not compressed, "main", which is never scaled.
+# DeepSeek V4 has a layer type "main" for uncompressed layers, which are never scaled.
 _COMPRESSED = "compress"
-# Fields that are lists with one entry per layer, possibly with more entries than the model has layers -> the
-# entry of layers with full attention; None if the list does not show it.
+# Fields with one list entry per layer (and possibly more entries than layers) -> the entry for layers with
+# full attention; None if the list does not show them.
 BY_LAYER = {
     LAYER_TYPES: FULL_ATTENTION,
     "no_rope_layers": 0,
@@ -42,22 +42,22 @@ BY_LAYER = {
 }
 # The lists that show which layers have full attention.
 ATTENTION_LISTS = tuple(name for name, entry in BY_LAYER.items() if entry is not None)
-# Names of the older form.
+# Names in the older form.
 _OLD_NAMES = {"theta": ("rope_theta",), "local_theta": ("rope_local_base_freq",)}
 _TYPES = ("rope_type", "type")
-# Sections of positions in images. Text has none, so the embedding is equivalent to the plain one.
+# Sections of positions in images. For text, the embedding is equivalent to the plain one.
 _PLAIN_TYPES = {"mrope": "default"}
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """The known facts about one model.
+    """The known facts about a model.
 
     Attributes:
         config: The parsed `config.json`.
         lengths: Axis lengths.
         flags: Boolean facts.
-        silent: Field -> the value that transformers uses if the configuration does not contain the field.
+        silent: Field -> the value that transformers uses if the configuration does not have the field.
         has_arrays: Whether the lengths come from arrays.
     """
 
@@ -68,10 +68,10 @@ class ModelFacts:
     has_arrays: bool = False
 
     def field(self, name: str) -> Any:
-        """Return `config.NAME`, from the text model if it has it, or `rope.NAME`; None if absent.
+        """Return `config.NAME`, preferably from the text model, or `rope.NAME`; None if absent.
 
-        `layer_types.full_every_N` tells whether exactly every N-th layer has full attention;
-        `rope.usual_attention_factor` whether YaRN multiplies by 0.1 ln(factor) + 1.
+        `layer_types.full_every_N` is whether exactly every N-th layer has full attention, and
+        `rope.usual_attention_factor` is whether YaRN multiplies by 0.1 ln(factor) + 1.
         """
         return without_alias(name, self._find(name)[1])
 
@@ -81,12 +81,12 @@ class ModelFacts:
 
     @cached_property
     def parts(self) -> tuple[tuple[str, Mapping[str, Any]], ...]:
-        """Return the parts that describe the text model with their prefixes, the most specific first."""
+        """Return the parts that describe the text model, with their prefixes, the most specific first."""
         result = ((f"{name}.", nested_value(self.config, name)) for name in _PARTS)
         return (*((name, part) for name, part in result if isinstance(part, Mapping)), ("", self.config))
 
     def ropes(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Yield the location and content of all parts that describe the rotary embedding."""
+        """Yield the location and content of each part that describes the rotary embedding."""
         for name in _ROPES:
             where, declared = self._find(_CONFIG + name)
             if where is not None and isinstance(declared, Mapping):
@@ -100,7 +100,7 @@ class ModelFacts:
                     yield where, declared
 
     def theta_conflicts(self) -> Iterator[tuple[str, str]]:
-        """Yield pairs of contradictory rotary bases: the one that counts, and the other."""
+        """Yield contradictory rotary bases in pairs: the one that is used, and the other."""
         for name, older in _OLD_NAMES.items():
             where, declared = self._rope(name)
             for item in older:
@@ -130,7 +130,7 @@ class ModelFacts:
         return result
 
     def _layer_lists(self) -> Iterator[tuple[str, list[Any], Any]]:
-        """Yield the lists that show layers with full attention: name, entries, entry of such layers."""
+        """Yield each list that shows layers with full attention: name, entries, and that layers' entry."""
         for name in ATTENTION_LISTS:
             where, kinds = self._find(_CONFIG + name)
             if where is not None and kinds and isinstance(kinds, list):
@@ -151,7 +151,7 @@ class ModelFacts:
         return where, declared
 
     def _default(self, name: str) -> Any:
-        """Return transformers' default for an absent field; None if it is unknown."""
+        """Return transformers' default for an absent field; None if unknown."""
         is_stated = any(states_field(part, name) for _, part in self.parts)
         return None if is_stated else self.silent.get(name)
 
@@ -179,7 +179,7 @@ class ModelFacts:
         return next((item for item in result if item[1] is not None), taken)
 
     def _default_rope(self, name: str, where: str) -> Any:
-        """Return the default of a rotary embedding field, stated at a location or nowhere."""
+        """Return the default of a rotary embedding field at a location, which is empty if there is none."""
         known = name == THETA.removeprefix(_ROPE) or not where
         usual = "default" if name in ("type", "local_type") else None
         return self.silent.get(_ROPE + name, usual) if known else usual
@@ -214,7 +214,7 @@ class ModelFacts:
 
 
 def layer_types(every: int, layers: int) -> list[str]:
-    """Return layer types in which every N-th layer has full attention and the others have a window."""
+    """Return layer types for full attention in every N-th layer and a window in the others."""
     return [FULL_ATTENTION if k % every == every - 1 else _LOCAL for k in range(layers)]
 
 
@@ -223,9 +223,9 @@ def _yarn(factor: float, scale: float) -> float:
 
 
 _LOCAL_PREFIX = "local_"
-# Maximum number of characters of a value in messages.
+# Maximum length of a value in messages, in characters.
 _MAX_VALUE_LENGTH = 60
-# Parts with a configuration of their own, with the flag of the tower that they describe.
+# Parts with their own configuration -> the flag of the tower that they describe.
 _NESTED_PARTS = (
     "text_config",
     "thinker_config",
@@ -236,14 +236,14 @@ _NESTED_PARTS = (
 )
 # Parts that describe towers -> the flag of the tower.
 TOWERS = {"vision_config": "vision", "audio_config": "audio"}
-# Rotary embedding fields with alternative names: all of them are read together.
+# Rotary embedding fields with alternative names; all of the names are read.
 _ROPE_NAMES = {
     "type": ("rope_type", "type"),
     "theta": ("rope_theta", "rope_local_base_freq"),
     "usual_attention_factor": ("attention_factor", "mscale", "mscale_all_dim"),
 }
-# Fields that any part of any model may have: names, texts, training, generation and return values. A maximum
-# text length means nothing to MaxText, which gets one for each run; stored arrays have their own dtype.
+# Fields that any part of any model may have: names, texts, training, generation and return values. MaxText
+# ignores a model's maximum text length, which is set for each run, and stored arrays have their own dtype.
 _IRRELEVANT = (
     "*_dropout",
     "*_id",
@@ -300,13 +300,13 @@ _IRRELEVANT = (
 
 @dataclass(frozen=True)
 class Reading:
-    """The way a family reads the configuration of one model."""
+    """How a family reads the configuration of a model."""
 
     family: Family
     facts: ModelFacts
 
     def called(self, term: Term) -> str:
-        """Return the fields that a term reads, under the configuration's names."""
+        """Return the fields that a term reads, under the names in the configuration."""
         if term.kind == "value":
             return json.dumps(term.value)
         return ", ".join(self._stated_fields(term) or self._default_fields(term)) or term.name
@@ -323,14 +323,14 @@ class Reading:
         return "the arrays" if from_arrays else f"the default of transformers, not stated in {location}"
 
     def unread(self) -> Iterator[str]:
-        """Yield the fields that may affect the computation but have no MaxText setting."""
+        """Yield fields that may affect the computation but have no MaxText setting."""
         read = {_without_item_keys(item) for item in self._read_fields()}
         for path, value in self._stated("", self.facts.config):
             if path not in read and not self._is_irrelevant(path):
                 yield f"{path} {_shortened(value)}"
 
     def _stated_fields(self, term: Term) -> list[str]:
-        """Return the fields that give a term its value."""
+        """Return the stated fields that give a term its value."""
         if term.kind == "field":
             return [where] if (where := self.facts.location_of(term.name)) else []
         if term.kind == "flag":
@@ -349,7 +349,7 @@ class Reading:
         return [name for inner in sorted(axes_in(formula)) for name in self._axis_fields(inner)]
 
     def _default_fields(self, term: Term) -> list[str]:
-        """Return the fields that could give a term its value."""
+        """Return the absent fields that could give a term its value."""
         if term.kind == "field":
             rope, _, name = term.name.partition(".")
             known = _ROPE_NAMES.get(name.removeprefix(_LOCAL_PREFIX), (name,))[0]
@@ -405,7 +405,7 @@ class Reading:
 
 
 def _without_item_keys(path: str) -> str:
-    """Return a field path without keys of list items."""
+    """Remove the keys of list items from a field path."""
     keys = path.split(".")
     while keys[-1] == "#" or keys[-1].isdecimal():
         keys.pop()

@@ -1,7 +1,7 @@
-"""The settings of MaxText's named models, except the sizes in `ckpttools.maxtext.loading.model_sizes`.
+"""The settings of MaxText's named models, except for the sizes in `ckpttools.maxtext.loading.model_sizes`.
 
-Facts from configs/base.yml and configs/models/*.yml of MaxText 0.2.5, without variants that are not released
-models. They cover everything that affects a model's computation and that a family's rules state.
+The values are from configs/base.yml and configs/models/*.yml of MaxText 0.2.5, without variants that are not
+released models. They cover everything that affects a model's computation and that a family's rules state.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ckpttools.mapping.documents import pairs
 from ckpttools.maxtext.loading.model_sizes import MODELS
 from ckpttools.maxtext.loading.settings import SIZES
 
-# Tower settings of MaxText's named models, as `ckpttools.maxtext.config.models` reads them: facts of 0.2.5.
+# Tower settings of MaxText's named models, for `ckpttools.maxtext.config.models`; values from 0.2.5.
 #
 # Sizes of the vision and audio towers, and whether they are built by default.
 #
@@ -33,7 +33,7 @@ TOWER_DEFAULTS = """
     tile_size_for_vit=336 vision_output_dim_for_vit=4096 vision_output_length=-1
     use_audio=false use_multimodal=false vision_encoder_block="none"
 """
-# Models, then the settings in which they differ.
+# Models, followed by the settings in which they differ.
 TOWER_MODELS = """
 gemma3-4b gemma3-12b gemma3-27b
     hidden_size_for_vit=1152 intermediate_size_for_vit=4304 num_hidden_layers_for_vit=27
@@ -104,7 +104,8 @@ _DEFAULTS = """
     use_post_ffw_norm=false use_qk_norm=false v_head_dim=128 v_norm_with_scale=true
     vocab_size_per_layer_input=0
 """
-# Models, then the settings in which they differ. The rotary embedding of llama3.1 models has that name.
+# Models, followed by the settings in which they differ. The rotary embedding of llama3.1 models has that
+# name.
 _MODELS = """
 deepseek2-16b
     attention_type="mla" base_moe_mlp_dim=1408 decoder_block="deepseek" first_num_dense_layers=1
@@ -275,19 +276,19 @@ qwen3.5-397b-a17b
 
 @cache
 def defaults() -> Mapping[str, Any]:
-    """Map the names of settings to the values in MaxText's base configuration."""
+    """Return the settings in MaxText's base configuration."""
     return {**dict(pairs(_DEFAULTS)), **SIZES}
 
 
 @cache
 def tower_defaults() -> Mapping[str, Any]:
-    """Map the names of tower settings to their defaults."""
+    """Return the default tower settings."""
     return dict(pairs(TOWER_DEFAULTS))
 
 
 @cache
 def named_models() -> Mapping[str, Mapping[str, Any]]:
-    """Map the names of models to the settings that differ from the defaults."""
+    """Map each named model to the settings that differ from the defaults."""
     result: dict[str, dict[str, Any]] = {}
     for text in (_MODELS, TOWER_MODELS):
         names: list[str] = []

@@ -1,4 +1,4 @@
-"""Observe one model in a checkpoint: configuration, family, sizes, and the layout of its layers."""
+"""Identify the model in a checkpoint: configuration, family, sizes, and the layout of its layers."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ PARAM_SCAN_AXIS, LOAD_PARAMETERS = "param_scan_axis", "load_parameters_path"
 
 @dataclass(frozen=True)
 class ObservedModel:
-    """A model that was found in a checkpoint or a configuration.
+    """The model of a checkpoint or a configuration.
 
     Attributes:
-        family: The family whose rows it has.
-        facts: The known facts about it.
-        location: The location of its configuration, for messages.
-        stored: Settings that describe how the checkpoint is stored; empty if it is not a MaxText checkpoint.
+        family: The family whose rows the model has.
+        facts: The known facts about the model.
+        location: The location of the configuration, for messages.
+        stored: Settings that describe how a MaxText checkpoint is stored; empty for other checkpoints.
         notes: Notes for the user.
-        fp8: Its weights that have scales; None if it is not a MaxText checkpoint.
+        fp8: The weights of a MaxText checkpoint that have scales; None for other checkpoints.
     """
 
     family: Family
@@ -93,8 +93,9 @@ def observe_model(tree: Tree, like: str | None, family: str | None) -> ObservedM
 
     Args:
         tree: The checkpoint.
-        like: The directory of the original model, or a `config.json`; None for the carried configuration.
-        family: The name of the family, or a file that describes one; None to follow the configuration.
+        like: The directory of the original model, or a `config.json`; None uses the configuration in the
+            checkpoint.
+        family: The name of the family, or a file that describes one; None follows the configuration.
 
     Raises:
         FormatError: The checkpoint is an adapter.
@@ -127,7 +128,7 @@ def _observe_maxtext(tree: Tree, view: MaxTextView, files: ModelFiles, family: s
     table = result.table(config, CONFIG, scan_axis=view.scan_axis, overrides=flags)
     require_maxtext(view, tree.metadata.location, result, config, flags)
     lengths, seen = table.known_of(arrays, left=True)
-    # The number of stored rows, including padding.
+    # The number of stored rows includes padding.
     rows = {VOCAB: view.parameters[EMBEDDING].shape[0]} if EMBEDDING in view.parameters else {}
     there = result.towers_in(arrays)
     towers = {tower: tower in there for tower in result.towers}
@@ -190,7 +191,7 @@ def _notes(
 
 
 def require_hugging_face(tree: Tree, family: Family, config: Mapping[str, Any]) -> None:
-    """Raise if a Hugging Face model contradicts its configuration. Read no array.
+    """Raise an error if a Hugging Face model contradicts its configuration; reads no array data.
 
     Raises:
         CoverageError: The arrays contradict the configuration. Weights in an unsupported quantization scheme
@@ -212,14 +213,14 @@ def require_hugging_face(tree: Tree, family: Family, config: Mapping[str, Any]) 
 def require_maxtext(
     view: MaxTextView, location: str, family: Family, config: Mapping[str, Any], flags: Mapping[str, Flag]
 ) -> None:
-    """Raise if a MaxText checkpoint contradicts its configuration.
+    """Raise an error if a MaxText checkpoint contradicts its configuration.
 
     Args:
         view: The view of the checkpoint.
         location: The location of the checkpoint.
         family: The model's family.
         config: The model's configuration.
-        flags: The flags that the arrays, or the way they were created, determine.
+        flags: The flags that follow from the arrays or from how they were created.
     """
     scales = set(scale_pairs(view.named).values())
     arrays = {name: array for name, array in view.named.items() if name not in scales}
@@ -244,7 +245,7 @@ def _contradiction_error(error: NotCoveredError) -> CoverageError:
 
 
 WEIGHT_DTYPE, BLOCK_SIZE, MODULES = "weight_dtype", "weight_block_size", "unquantized_modules"
-# MaxText's own configurations of FP8 models keep this default.
+# MaxText's own configurations of FP8 models use this default.
 UNQUANTIZED = (
     *("token_embedder", "logits_dense", "gate", "shared_expert_gate", "conv1d", "in_proj_ba", "A_log"),
     *("dt_bias", "norm"),
@@ -260,9 +261,9 @@ class StoredFp8:
     Attributes:
         location: The location of the checkpoint.
         weights: The number of weights.
-        dtypes: The dtypes of their quantized values, sorted: none, one or two.
-        block: Elements of a block; None if each weight has one scale.
-        misfits: Reasons why MaxText cannot compute with some of them in FP8, one line for each kind.
+        dtypes: The sorted dtypes of the quantized values; at most two.
+        block: The shape of a block; None if each weight has one scale.
+        misfits: Reasons why MaxText cannot compute with some weights in FP8, one line for each kind.
     """
 
     location: str
@@ -272,7 +273,7 @@ class StoredFp8:
     misfits: tuple[str, ...] = ()
 
     def notes(self) -> Iterator[str]:
-        """Yield notes on how MaxText handles these weights; nothing if there are none."""
+        """Yield notes on how MaxText handles FP8 weights; none if there are no such weights."""
         if not self.weights:
             return
         yield (
@@ -300,7 +301,7 @@ class StoredFp8:
         return f"{reasons[0]} (and {len(reasons) - 1} more like this)"
 
     def settings(self) -> tuple[ModelSetting, ...]:
-        """Return the settings that keep these weights in FP8."""
+        """Return the MaxText settings that keep the weights in FP8."""
         size = self.block[0] if self.block else None
         return (
             ModelSetting(WEIGHT_DTYPE, self.dtypes[0], _ARRAYS),
@@ -309,7 +310,7 @@ class StoredFp8:
         )
 
     def contradictions(self, given: GivenSettings) -> Iterator[Contradiction]:
-        """Yield contradictions if a run declares that its model is FP8."""
+        """Yield contradictions if a run declares its model to be FP8."""
         declared = given.values.get(WEIGHT_DTYPE)
         if declared is None or declared.value not in CODES:
             return
@@ -335,7 +336,7 @@ def _is_equivalent_setting(expected: ModelSetting, declared: Any) -> bool:
 
 
 def _list_items(declared: Any) -> list[str]:
-    """Return the items of a list as written in configuration files and on command lines."""
+    """Split a list as written in configuration files and on command lines."""
     if declared is None:
         return []
     return _WORD.findall(" ".join(map(str, declared)) if isinstance(declared, list) else str(declared))

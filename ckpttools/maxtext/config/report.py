@@ -8,7 +8,7 @@ from typing import Any
 
 from ckpttools.core.dataclass import dataclass
 
-# The settings that are shown first, in this order; all others follow.
+# The settings that are shown first, in this order.
 _STORED = ("scan_layers", "param_scan_axis", "load_parameters_path")
 _SIZES = (
     "decoder_block",
@@ -67,9 +67,9 @@ class Contradiction:
 
     Attributes:
         name: The name of the setting.
-        declared: Its value in the run.
-        said_in: The source of that value.
-        expected: The value of the checkpoint.
+        declared: The value in the run.
+        said_in: The source of the value in the run.
+        expected: The value for the checkpoint.
         source: The source of the expected value.
     """
 
@@ -87,7 +87,7 @@ class Mistake:
     Attributes:
         name: The name as given.
         declared: The value as given.
-        said_in: The source of that value.
+        said_in: The source of the value.
         reason: The reason why MaxText refuses it.
         hint: The action to take.
     """
@@ -105,16 +105,16 @@ class MaxTextConfig:
 
     Attributes:
         path: The path of the checkpoint.
-        family: The name of its family.
+        family: The name of the model's family.
         maxtext: The version of MaxText.
-        model_name: MaxText's own model with the same computation, or the one whose code this model needs;
-            None if there is neither.
+        model_name: The named MaxText model with the same computation, or whose code this model needs; None if
+            there is neither.
         is_named: Whether the computation is the same, so that the name is sufficient.
         settings: All settings that describe the model, in order.
         told: The settings that must be passed to MaxText.
         deviations: Differences in MaxText's computation, regardless of its settings.
         notes: Other notes for the user.
-        unread: Fields of the configuration, with their values, that have no MaxText setting and may affect
+        unread: Fields of the configuration, with their values, that have no MaxText setting but may affect
             the computation.
         contradictions: Contradictions in the settings that were checked.
         mistakes: Checked settings that MaxText does not have, or whose values it does not accept.
@@ -147,15 +147,14 @@ class MaxTextConfig:
     def yaml(self) -> str:
         """Return the content of a YAML file that MaxText accepts instead of `base.yml`.
 
-        If the model needs the code of one of MaxText's own models, by name, the file replaces that model's
-        file.
+        If the model needs the code of a named MaxText model, the file replaces the file of that model.
         """
         given = self.as_mapping()
         name = given.get("model_name")
         if self.is_named or name is None:
             head = ["base_config: base.yml"]
             return "\n".join([*head, *_lines(given)]) + "\n"
-        # In MaxText, the file of a model overrides other files, but not the command line.
+        # In MaxText, a model's file overrides other files but not the command line.
         stored = [f"{key}={format_value(given[key])}" for key in _STORED if key in given]
         head = [
             f"# Save this as models/{name}.yml next to your configuration file. MaxText then uses it for its",

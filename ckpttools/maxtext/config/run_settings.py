@@ -33,7 +33,7 @@ _SCAN, _AXIS = "scan_layers", "param_scan_axis"
 
 @dataclass(frozen=True)
 class GivenSettings:
-    """The settings that a run is given.
+    """The settings of a run.
 
     Attributes:
         values: Name -> setting.
@@ -52,14 +52,14 @@ class GivenSettings:
 
 
 def read_settings(words: Sequence[str]) -> GivenSettings:
-    """Return the settings in the words of a run, with defaults if a file or a model is named.
+    """Return the settings in the arguments of a run; includes defaults if a file or a model is named.
 
     Args:
         words: The arguments as passed to MaxText: a configuration file, then `NAME=VALUE`.
 
     Raises:
-        UsageError: The words are empty, or one of them is not a setting.
-        StorageError, FormatError, ConfigError: A file does not exist, or is not a configuration.
+        UsageError: There are no arguments, or one of them is not a setting.
+        StorageError, FormatError, ConfigError: A file does not exist or is not a configuration.
     """
     command = parse_command(_as_pasted(words))
     if not command.file and not command.overrides:
@@ -117,7 +117,7 @@ def _defaults() -> Layer:
 
 
 def _model_defaults(name: object) -> Layer:
-    """Return the settings of a named model if MaxText is not installed."""
+    """Return the settings of a named model, for use without an installed MaxText."""
     values = named_models().get(architecture(name), {}) if isinstance(name, str) else {}
     return Layer(f"model {name}", values)
 
@@ -129,7 +129,7 @@ _NUMBERS = (int, float)
 def find_contradictions(given: GivenSettings, values: Values) -> Iterator[Contradiction]:
     """Yield the settings of a run that contradict the checkpoint.
 
-    Undeclared settings count with MaxText's defaults if a configuration file or a model is named.
+    Undeclared settings have MaxText's defaults if a configuration file or a model is named.
 
     Args:
         given: The settings of the run.

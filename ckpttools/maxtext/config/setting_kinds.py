@@ -1,4 +1,4 @@
-"""MaxText's settings and the values that each accepts: its pydantic fields, listed in setting_kinds.txt."""
+"""MaxText's settings and their accepted values: its pydantic fields, as listed in setting_kinds.txt."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MARK = re.compile(r"([-+])([0-9a-f]{7})$")
 # The values that pydantic accepts.
 _YES_OR_NO = frozenset(("true", "t", "yes", "y", "on", "1", "false", "f", "no", "n", "off", "0"))
 _LISTS = (list, tuple)
-# Text settings for which MaxText treats null as empty.
+# Text settings for which null means empty in MaxText.
 _MAY_BE_EMPTY = frozenset(
     ("base_output_directory", "dump_hlo_local_module_name", "dump_hlo_module_name", "run_name")
 )
@@ -29,9 +29,9 @@ class Kind:
     """The values that a setting accepts.
 
     Attributes:
-        type: "bool", "int", "float", "text", "list", "group" or "any"; "one of" has `words`.
-        least: "", ">0" or ">=0".
-        words: The only accepted values.
+        type: "bool", "int", "float", "text", "list", "group", "any", or "one of" for `words`.
+        least: The lower bound: "", ">0" or ">=0".
+        words: The accepted values of "one of".
         may_be_null: Whether null is accepted.
     """
 
@@ -86,7 +86,7 @@ class Kind:
 
 @cache
 def setting_kinds(version: str) -> Mapping[str, Kind]:
-    """Map the names of settings to their kinds; names in groups have the group as a prefix.
+    """Map the names of settings to their accepted values; names in groups have the group as a prefix.
 
     Args:
         version: The version of MaxText; an unlisted version is treated as the newest.

@@ -36,15 +36,15 @@ def config_from_settings(
     family: str | None = None,
     text_alone: bool = False,
 ) -> dict[str, Any]:
-    """Return the configuration of a text model.
+    """Build the configuration of a text model.
 
     Args:
         words: The settings as passed to MaxText: a configuration file, then `NAME=VALUE`.
-        arrays: The checkpoint's parameters by MaxText's dotted names; None without a checkpoint, when
+        arrays: The checkpoint's parameters by MaxText's dotted names; None without a checkpoint, so that the
             settings must state all sizes.
         scan_axis: The axis on which layers are stacked, if the arrays do not show it.
-        family: The name of the family, or a file that describes one; None to infer it from `decoder_block`.
-        text_alone: Whether towers among the arrays are ignored.
+        family: The name of the family, or a file that describes one; None infers it from `decoder_block`.
+        text_alone: Whether to ignore towers among the arrays.
 
     Raises:
         ConfigError: Settings are missing, or contradict each other, the arrays or the family's code.
@@ -65,7 +65,7 @@ def config_from_settings(
     _refuse_towers(result, () if text_alone else arrays)
     seen = _ModelArrays.of(result, arrays, scan_axis)
     every = [*candidates(result, declared, seen.known())]
-    # Settings alone may leave open what arrays decide. If no candidate fits, the conversion reports why.
+    # Settings alone may leave open what the arrays decide. If no candidate fits, the conversion reports why.
     fitting = [item for item in every if _is_complete(item) and seen.match(item.config)]
     return _with_loadable_type(_only_candidate(result, declared, fitting or every).config)
 
@@ -110,7 +110,7 @@ def _blocks(family: Family) -> list[Any]:
 
 @dataclass(frozen=True)
 class _ModelArrays:
-    """The arrays of a checkpoint as those of a family's text model."""
+    """The arrays of a checkpoint viewed as a family's text model."""
 
     family: Family
     arrays: Mapping[str, LazyArray]
@@ -124,13 +124,13 @@ class _ModelArrays:
         return cls(family, text, stored_scan_axis(family, arrays, scan_axis))
 
     def known(self) -> ObservedArrays:
-        """Return the facts that arrays show without a configuration."""
+        """Return the facts that the arrays show without a configuration."""
         tied = self._tied()
         lengths, _ = self._table(None, tied).known_of(self.arrays, left=True)
         return ObservedArrays(lengths, {name: flag.value for name, flag in tied.items()}, True)
 
     def match(self, config: Mapping[str, Any]) -> bool:
-        """Return whether the arrays belong to a model with this configuration."""
+        """Return whether the arrays match a model with this configuration."""
         try:
             self._table(config, {}).to_right(self.arrays)
         except CheckpointError:
@@ -153,7 +153,7 @@ def _only_candidate(family: Family, declared: GivenSettings, result: Sequence[Ca
     """Return the only complete candidate.
 
     Raises:
-        ConfigError: No candidate is complete, or a missing setting would decide between several.
+        ConfigError: No candidate is complete, or a missing setting would have to decide between several.
     """
     whole = [item for item in result if _is_complete(item)]
     if not whole:

@@ -1,4 +1,4 @@
-"""Parse a MaxText command: program, configuration file, and settings as key=value."""
+"""Parse a MaxText command: the program, the configuration file, and settings as key=value."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PROGRAM = re.compile(r"python[\d.]*|.*\.py|(maxtext|MaxText)(\.\w+)+")
 # Shell variables and Python options: -m, -u, -O, and -X dev as one word.
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=")
 _PYTHON_OPTION = re.compile(r"-[a-zA-Z]+")
-# Deeper than any real configuration.
+# Maximum depth, which exceeds that of any real configuration.
 _MAX_DEPTH = 50
 
 
@@ -26,9 +26,9 @@ class ParsedCommand:
     """A parsed command.
 
     Attributes:
-        program: The module or script that it runs; None if none is named.
+        program: The module or script to run; None if not specified.
         file: The configuration file; None for MaxText's own base.yml.
-        overrides: The other arguments: setting -> value, with nested groups.
+        overrides: The other arguments as setting -> value, with nested groups.
     """
 
     program: str | None = None
@@ -37,7 +37,7 @@ class ParsedCommand:
 
 
 def parse_command(words: Sequence[str]) -> ParsedCommand:
-    """Parse a command as MaxText does.
+    """Parse a command like MaxText does.
 
     Args:
         words: `base.yml key=value …`, with or without a leading `python3 -m maxtext.….train`.
@@ -58,7 +58,7 @@ def parse_command(words: Sequence[str]) -> ParsedCommand:
 
 
 def _without_program(words: list[str]) -> tuple[str | None, list[str]]:
-    """Return the program that a command runs, and the words after it."""
+    """Return the program that a command runs, and the arguments after it."""
     before = dropwhile(lambda word: word == "env" or _VARIABLE.match(word), words)
     words = rest if (rest := list(before)) and _is_program(rest[0]) else words
     program = None
@@ -69,7 +69,7 @@ def _without_program(words: list[str]) -> tuple[str | None, list[str]]:
 
 
 def _is_program(word: str) -> bool:
-    # A configuration file may be called maxtext.yml.
+    # A configuration file may be named maxtext.yml.
     return bool(_PROGRAM.fullmatch(word.rpartition("/")[2])) and not word.endswith(_SUFFIX)
 
 
@@ -97,12 +97,12 @@ def _not_a_setting_error(word: str) -> UsageError:
 
 
 def parse_value(word: str, text: str) -> Any:
-    """Return the value of a setting.
+    """Parse the value of a setting.
 
     Raises:
         FormatError: The text is not valid YAML.
     """
-    # The import is late, because its fifteen modules take 18 ms, and few commands have settings.
+    # Imported late, because its fifteen modules take 18 ms and few commands have settings.
     from ckpttools.maxtext.loading.yaml_values import load_yaml
 
     try:

@@ -20,7 +20,7 @@ _BASE_CONFIG, _BASE_FILE = "base_config", "base.yml"
 _OWN_FILES = "src/maxtext/configs/"
 _PREFIX = "M_"
 COMMAND_LINE = "command line"
-# Longer chains are circular.
+# Longer chains of base files are circular.
 _MAX_CHAIN = 16
 
 
@@ -29,7 +29,7 @@ class Layer:
     """Settings from one source.
 
     Attributes:
-        source: The name of the source.
+        source: Name of the source.
         values: The settings, with nested groups.
     """
 
@@ -42,7 +42,7 @@ def merge_settings(command: ParsedCommand, environment: Mapping[str, str]) -> Se
 
     Args:
         command: The command of the run.
-        environment: Environment variables of its process; `M_RUN_NAME` sets run_name.
+        environment: Environment variables of the run; `M_RUN_NAME` sets run_name.
 
     Raises:
         StorageError: A file does not exist, or cannot be read.
@@ -68,7 +68,7 @@ def merge_settings(command: ParsedCommand, environment: Mapping[str, str]) -> Se
 
 
 def flat_settings(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield settings by name, with the prefix of the LoRA group."""
+    """Yield settings by name; those in the LoRA group have its prefix."""
     for name, value in values.items():
         if name == LORA and isinstance(value, Mapping):
             yield from ((f"{LORA}.{inner}", item) for inner, item in value.items())
@@ -77,7 +77,7 @@ def flat_settings(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def read_layers(path: Location, notes: list[str]) -> list[Layer]:
-    """Return a configuration file and its base files, the base first.
+    """Read a configuration file and its base files; return them with the base first.
 
     Args:
         path: The path of the file.
@@ -112,7 +112,7 @@ def _base_location(file: Location, below: str) -> Location:
 
 
 def _installed_file(location: Location) -> Location | None:
-    """Return the file of an installed MaxText for a path in its sources."""
+    """Return the file of an installed MaxText for a path in its source tree."""
     own = _installed_configs()
     name = str(location).partition(_OWN_FILES)[2] or (location.name if _is_base(location) else "")
     return own / name if own is not None and name and (own / name).is_file() else None
@@ -124,7 +124,7 @@ def _is_base(location: Location) -> bool:
 
 @cache
 def _installed_configs() -> Location | None:
-    """Return the configuration directory of an installed MaxText; None without one."""
+    """Return the configuration directory of an installed MaxText; None if it is not installed."""
     spec = find_spec("maxtext")
     homes = spec.submodule_search_locations if spec else None
     result = [parse(str(home)) / "configs" for home in homes or ()]
@@ -136,7 +136,7 @@ def model_layer(layers: list[Layer], path: Location | None) -> Layer:
 
     Args:
         layers: The declared settings, lowest precedence first.
-        path: The path of the configuration file; models are searched for near it.
+        path: The path of the configuration file, near which models are searched.
     """
     values: dict[str, Any] = {}
     for layer in layers:
@@ -154,7 +154,7 @@ def model_layer(layers: list[Layer], path: Location | None) -> Layer:
 
 
 def _without_overrides(model: Layer, declared: Layer) -> Layer:
-    """Return the model's settings that the command line does not set."""
+    """Return the model's settings that the command line does not override."""
     return Layer(
         model.source, {name: item for name, item in model.values.items() if name not in declared.values}
     )
@@ -165,7 +165,7 @@ def _may_override(*layers: Layer) -> bool:
 
 
 def _model_conflicts(model: Layer, declared: Layer, files: list[Layer]) -> Iterator[Problem]:
-    """Yield settings that the model and the command line set differently."""
+    """Yield settings that the model and the command line set to different values."""
     twice = [
         name
         for name, value in model.values.items()
@@ -208,12 +208,12 @@ def _environment_conflicts(env: Layer, model: Layer, declared: Layer) -> Iterato
 
 
 def read_yaml(path: Location) -> dict[str, Any]:
-    """Return the settings in a YAML file.
+    """Read the settings in a YAML file.
 
     Raises:
         StorageError: The file does not exist, or cannot be read.
-        FormatError: It is not valid YAML.
-        ConfigError: It does not contain settings.
+        FormatError: The file is not valid YAML.
+        ConfigError: The file does not contain settings.
     """
     from ckpttools.maxtext.loading.yaml_values import load_yaml
 

@@ -1,4 +1,4 @@
-"""The sizes of MaxText's models from configs/models/*.yml, the same in both versions."""
+"""The sizes of MaxText's models from configs/models/*.yml, which are the same in both versions."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ weaver-max                  5120   64    8  128  25600   64  151936    -   -
 weaver-mini                 4096   32    8  128  12288   36  151936    -   -
 """
 _INSTRUCT = "-Instruct"
-# Other model names that MaxText accepts, some without separate sizes.
+# Other model names that MaxText accepts, some of them without their own sizes.
 _OTHERS = (
     "deepseek3-671b-lineage",
     "default",
@@ -121,7 +121,7 @@ def _row(line: str) -> tuple[str, Mapping[str, int | bool]]:
 MODELS: Mapping[str, Mapping[str, int | bool]] = MappingProxyType(
     dict(map(_row, _TABLE.strip().splitlines()))
 )
-"""Name of a model -> setting -> value."""
+"""Maps the name of a model to its settings."""
 KNOWN_NAMES = frozenset({*MODELS, *_OTHERS})
 
 

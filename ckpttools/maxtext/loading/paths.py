@@ -1,4 +1,4 @@
-"""Resolve paths in settings: the item that MaxText reads, or why it finds none."""
+"""Resolve paths in settings: find the item that MaxText reads, or why it does not find one."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 
-# Stores that MaxText reads itself; memory is for tests that call this from Python.
+# Stores that MaxText reads; `memory` is for tests that call this from Python.
 _READABLE_SCHEMES = ("file", "gs", "memory")
 _KEYS = ("model", "model_params")
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedPath:
-    """The target of a path.
+    """The item or location that a path in the settings refers to.
 
     Attributes:
-        item: The directory whose arrays are read; None if MaxText finds none.
+        item: The directory whose arrays are read; None if MaxText does not find one.
         key: The key of the parameters in the item.
         problems: The reasons why loading fails.
-        shown: A description of the target if it cannot be inspected.
+        shown: A description of the target if it cannot be accessed.
         instead: The hint if the item cannot be opened; None for the hint of the reason.
     """
 
@@ -53,12 +53,12 @@ class ResolvedPath:
 
     @property
     def path(self) -> str | None:
-        """Return what is read; None if nothing is found."""
+        """Return the path that is read; None if nothing is found."""
         return self.shown if self.item is None else str(self.item)
 
 
 def resolve_path(setting: str, text: str, version: Version) -> ResolvedPath:
-    """Return what MaxText reads for a path.
+    """Return what MaxText reads for a path in the settings.
 
     Args:
         setting: The name of the setting.
@@ -66,7 +66,7 @@ def resolve_path(setting: str, text: str, version: Version) -> ResolvedPath:
         version: The version of MaxText.
 
     Raises:
-        CheckpointError: The path cannot be inspected.
+        CheckpointError: The path cannot be accessed.
     """
     location = parse(text)
     key = _key(text, version)
@@ -81,7 +81,7 @@ def resolve_path(setting: str, text: str, version: Version) -> ResolvedPath:
 
 
 def unreadable_reason(setting: str, text: str) -> Problem | None:
-    """Return why MaxText cannot read a path regardless of its content; None if it can."""
+    """Return why MaxText cannot read a path, regardless of its content; None if it can."""
     location = parse(text)
     if problem := other_store(location):
         return problem
@@ -98,7 +98,7 @@ def unreadable_reason(setting: str, text: str) -> Problem | None:
 
 
 def step_number(item: Location) -> int | None:
-    """Return the step of an item, from the name of its directory or the parent."""
+    """Return the step of an item from the name of its directory or the parent directory."""
     own = Step(item).number
     return own if own is not None else Step(item.parent).number
 
@@ -130,7 +130,7 @@ def _missing_problem(location: Location, setting: str, api: str) -> Problem:
 
 
 def _find_item_v0(location: Location, setting: str) -> Location | Problem:
-    """Return the item at a path that must be exact in Orbax v0."""
+    """Return the item at a path, which must be exact in Orbax v0."""
     if not location.is_dir():
         return _missing_problem(location, setting, "v0")
     if not is_item(location):
@@ -139,7 +139,7 @@ def _find_item_v0(location: Location, setting: str) -> Location | Problem:
 
 
 def _find_item_v1(location: Location, setting: str) -> Location | Problem:
-    """Return the item in the step of a path, or the step itself, as Orbax v1 does."""
+    """Return the item in the step at a path, or the step itself, as Orbax v1 does."""
     root = location.parent if location.name == ITEM else location
     item = root / ITEM if (root / ITEM).is_dir() else root
     if not is_item(item):
@@ -151,7 +151,7 @@ def _find_item_v1(location: Location, setting: str) -> Location | Problem:
 
 
 def _v1_problem(root: Location, item: Location) -> Problem | None:
-    """Return why Orbax v1 refuses a directory with an item."""
+    """Return why Orbax v1 refuses a directory that has an item; None if it does not."""
     if (root / V1_FILE).is_file():
         if item == root or not has_metadata(root):
             return Problem(
@@ -185,7 +185,7 @@ def _doctor_hint(location: Location) -> str:
 
 
 def rewrite_hint(item: Location) -> str:
-    """Return a hint for converting an item to a name that MaxText finds."""
+    """Return a hint for rewriting an item under a name that MaxText finds."""
     command = action("convert", str(item), "DST", format="orbax", item=ITEM)
     return f"{command} writes an item that MaxText finds"
 
@@ -205,7 +205,7 @@ def _no_item_problem(location: Location, setting: str, api: str) -> Problem:
 
 
 def _nearby_item_hint(location: Location | None, setting: str, api: str) -> str | None:
-    """Return a hint that names a nearby item, above or below."""
+    """Return a hint that names a nearby item, above or below the location."""
     result = orbax_at(location) if location is not None and location.is_dir() else None
     match result:
         case OrbaxItem(directory=directory):
@@ -219,7 +219,7 @@ def _nearby_item_hint(location: Location | None, setting: str, api: str) -> str 
 
 
 def _step_item_hint(step: Step, setting: str, api: str) -> str:
-    """Return a hint that names an item of a step."""
+    """Return a hint that names an item in a step."""
     names = {item.directory.name: item.directory for item in step.items}
     if api == "v0" and len(names) > 1 and ITEM not in names:
         return "set it to one of " + ", ".join(map(str, names.values()))
@@ -230,7 +230,7 @@ def _step_item_hint(step: Step, setting: str, api: str) -> str:
 
 
 def problem_of(error: CheckpointError) -> Problem:
-    """Return an error of opening as a problem."""
+    """Convert an error of opening a location to a problem."""
     text = " ".join(error.raw.message.split())
     where = f" ({error.location})" if error.location and isinstance(error, FormatError) else ""
     return Problem(f"{text}{where}", error.raw.hint)
@@ -247,7 +247,7 @@ class OrbaxSteps:
     Attributes:
         directory: The directory that contains the steps.
         steps: The steps that Orbax considers finished, by number.
-        passed_over: Name of an entry that looks like a step and is not listed -> reason.
+        passed_over: Name of an entry that looks like a step but is not listed -> reason.
     """
 
     directory: Location

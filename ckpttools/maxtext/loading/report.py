@@ -1,4 +1,4 @@
-"""The prediction of what a MaxText run loads, as frozen dataclasses."""
+"""The prediction of which checkpoint a MaxText run loads, as frozen dataclasses."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Expected = Literal["full state", "parameters", "adapter", "nothing"]
 
 @dataclass(frozen=True, slots=True)
 class RunSetting:
-    """A MaxText setting as a run would have it.
+    """A MaxText setting as it applies to a run.
 
     Attributes:
-        name: "run_name"; in a group, "lora.lora_restore_path".
+        name: The name, such as "run_name" or, in a group, "lora.lora_restore_path".
         value: The value as in YAML.
         source: The source of the value: a file, "command line", "environment", "model", or "default".
     """
@@ -39,7 +39,7 @@ class Problem:
     """A reason why MaxText would fail or load something else.
 
     Attributes:
-        what: The reason as a sentence.
+        what: The reason, in a sentence.
         do: The hint; None if it depends on the intended checkpoint.
     """
 
@@ -49,12 +49,12 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A rule that MaxText applies, in its order.
+    """A rule that MaxText tried, in its order.
 
     Attributes:
         rule: The name of the rule.
-        path: The path that the rule inspects; None if it inspects none.
-        result: The result of the inspection, or the reason why it is skipped.
+        path: The path that the rule checks; None if it does not check one.
+        result: The result of the check, or the reason why it is skipped.
     """
 
     rule: Rule
@@ -64,13 +64,14 @@ class Tried:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Resolution:
-    """The prediction of what a run would load.
+    """The prediction of which checkpoint a run would load.
 
     Attributes:
         maxtext: The version whose rules apply.
-        outcome: "loads" for the named checkpoint; "fails" for a failure or another checkpoint, explained by
-            `problems`; "scratch" if nothing is named or found, so training starts with random parameters;
-            "unknown" if it depends on disks that cannot be inspected from here.
+        outcome: "loads" if the named checkpoint is loaded; "fails" for a failure or another checkpoint, as
+            explained by `problems`; "scratch" if no checkpoint is named or found, so that training starts
+            with random parameters; "unknown" if the outcome depends on disks that cannot be accessed from
+            here.
         verdict: The outcome in one sentence.
         rule: The rule that decides.
         path: The directory whose arrays are read; None if there is none.
@@ -80,7 +81,7 @@ class Resolution:
         problems: The reasons for a failure; empty if the outcome is "loads".
         notes: Other notes for the user.
         settings: The relevant settings that are not at their defaults.
-        adapter: How LoRA adapters are handled; None without `lora.lora_restore_path`.
+        adapter: The prediction for LoRA adapters; None without `lora.lora_restore_path`.
     """
 
     maxtext: str

@@ -56,15 +56,15 @@ class _RuleTarget:
 
 
 def resolve_run(settings: Settings, version: Version, environment: Mapping[str, str]) -> Resolution:
-    """Return what a run would load.
+    """Predict which checkpoint a run would load.
 
     Args:
         settings: The settings of the run.
         version: The version of MaxText.
-        environment: Environment variables of its process.
+        environment: Environment variables of the run.
 
     Raises:
-        CheckpointError: A location cannot be inspected.
+        CheckpointError: A location cannot be accessed.
     """
     blank = Resolution(
         version.name, "fails", "", "none", None, None, "nothing", (), (), settings.notes, settings.non_default
@@ -126,7 +126,7 @@ def _found_text(target: ResolvedPath, path: str | None) -> str:
 
 
 def _resolve_named(settings: Settings, version: Version) -> _RuleTarget | None:
-    """Return the target of the paths in the settings; None without paths."""
+    """Return the target of the paths in the settings; None if no path is set."""
     rule, text = next(_named_paths(settings), (None, ""))
     layout = settings.text("source_checkpoint_layout")
     if layout == "safetensors_dynamic":
@@ -142,7 +142,7 @@ def _resolve_named(settings: Settings, version: Version) -> _RuleTarget | None:
 def _with_contents(
     result: _RuleTarget, settings: Settings, version: Version, blank: Resolution
 ) -> Resolution:
-    """Return the resolution with the problems of the checkpoint's contents."""
+    """Add the problems of the checkpoint's contents to the resolution."""
     item, problems, notes = result.target.item, list(result.target.problems), list(blank.notes)
     is_orbax = result.rule not in _HF_RULES
     if item is not None and is_orbax:
@@ -168,7 +168,7 @@ def _with_contents(
 
 
 def _adapter(settings: Settings, version: Version, blank: Resolution, is_resumed: bool) -> Resolution | None:
-    """Return the resolution of `lora.lora_restore_path`."""
+    """Return the resolution of `lora.lora_restore_path`, or None."""
     text = settings.text("lora.lora_restore_path")
     if not text:
         return None
@@ -178,7 +178,7 @@ def _adapter(settings: Settings, version: Version, blank: Resolution, is_resumed
             "lora.lora_restore_path is ignored, because lora.enable_lora is false", "set it to true"
         )
         return replace(blank, verdict="does not look for adapters", problems=(problem,))
-    # Both versions read it with Orbax's older API.
+    # Both versions read adapters with Orbax's older API.
     target = resolve_path("lora.lora_restore_path", text, replace(version, orbax="v0"))
     built = _with_verdict(
         _with_contents(_RuleTarget("lora_restore_path", "adapter", target), settings, version, blank), False
@@ -211,14 +211,14 @@ _HUB, _BUCKET = "hf://", "gs://"
 
 
 def resolve_dynamic(text: str, settings: Settings) -> ResolvedPath:
-    """Return what source_checkpoint_layout=safetensors_dynamic reads.
+    """Return what MaxText reads with source_checkpoint_layout=safetensors_dynamic.
 
     Args:
-        text: A directory, or a Hub repository; "" for MaxText's default repository of the model.
+        text: A directory or a Hub repository; "" for MaxText's default repository of the model.
         settings: The settings of the run.
 
     Raises:
-        StorageError: The location cannot be inspected.
+        StorageError: The location cannot be accessed.
     """
     if text.startswith(_BUCKET) or (text and not text.startswith(_HUB) and parse(text).is_dir()):
         return _weights_directory(parse(text))
@@ -240,10 +240,10 @@ def resolve_dynamic(text: str, settings: Settings) -> ResolvedPath:
 
 
 def resolve_conversion_fn(text: str, settings: Settings, version: Version) -> ResolvedPath:
-    """Return what source_checkpoint_layout=safetensors reads for a full state.
+    """Return what MaxText reads for a full state with source_checkpoint_layout=safetensors.
 
     Raises:
-        StorageError: The location cannot be inspected.
+        StorageError: The location cannot be accessed.
     """
     location = parse(text)
     target = ResolvedPath(location) if location.is_file() else _weights_directory(location)
@@ -276,11 +276,11 @@ class OwnRun:
     """The checkpoints of the run itself.
 
     Attributes:
-        tried: The inspected locations.
+        tried: The locations that were checked.
         target: The item from which MaxText resumes; None if the run has no step yet.
-        problems: The reasons why resuming fails for any content of the item.
+        problems: The reasons why resuming fails regardless of the item's content.
         notes: Other notes for the user.
-        is_hidden: Whether there may be more checkpoints in locations that cannot be inspected from here.
+        is_hidden: Whether there may be more checkpoints in locations that cannot be accessed from here.
     """
 
     tried: Tried
@@ -295,7 +295,7 @@ def find_own_run(settings: Settings, environment: Mapping[str, str]) -> OwnRun:
 
     Args:
         settings: The settings of the run.
-        environment: Environment variables of its process.
+        environment: Environment variables of the run.
 
     Raises:
         StorageError: A directory cannot be listed.
@@ -334,7 +334,7 @@ def _checkpoints(name: str, settings: Settings, notes: list[str]) -> Location:
 
 
 def _local_steps(settings: Settings, notes: list[str]) -> OrbaxSteps | None:
-    """Return the steps on the local disk; None if it is not on this host."""
+    """Return the steps on the local disk; None if that is not on this host."""
     location = parse(settings.text("local_checkpoint_directory"))
     if not location.is_dir():
         notes.append(
@@ -344,7 +344,7 @@ def _local_steps(settings: Settings, notes: list[str]) -> OrbaxSteps | None:
         )
         return None
     notes.append(f"{location} was inspected only on this host; a step must exist on the other hosts as well")
-    # On GPUs each process has a subdirectory named by its index.
+    # On GPUs, each process has a subdirectory named after its index.
     result = [list_committed_steps(directory) for directory in (location, *directories(location))]
     whole = [
         replace(item, steps={n: step for n, step in item.steps.items() if Step(step).is_one})

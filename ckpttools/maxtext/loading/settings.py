@@ -13,7 +13,7 @@ from ckpttools.maxtext.versions import Version
 
 DEFAULT = "default"
 LORA = "lora"
-# Defaults of MaxText's base.yml; each setting has the type of its value, and None stands for a number.
+# Defaults of MaxText's base.yml. The type of a value is that of its setting; None stands for a number.
 _BASE: Mapping[str, object] = {
     "run_name": "",
     "base_output_directory": "",
@@ -63,12 +63,12 @@ SIZES: Mapping[str, object] = {
 }
 """The default sizes of the model."""
 DEFAULTS: Mapping[str, object] = {**_BASE, **_MODEL, **SIZES}
-"""Name of a setting -> its value in MaxText's own configuration."""
+"""Maps the name of a setting to its value in MaxText's own configuration."""
 LAYOUTS = ("orbax", "safetensors", "safetensors_dynamic")
 # Text settings that may be null, and those that may be empty, which means null in YAML.
 _MAY_BE_NONE = ("checkpoint_conversion_fn", "checkpoint_todelete_subdir", "run_name")
 _MAY_BE_EMPTY = ("base_output_directory",)
-# MaxText settings that are not used here, with names similar to some that are.
+# MaxText settings that are not used here, but have names similar to settings that are.
 _UNCHECKED_SETTINGS = frozenset(
     (
         "base_moe_mlp_dim",
@@ -94,12 +94,12 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Settings:
-    """The declared settings, with MaxText's defaults for the others.
+    """The declared settings, with MaxText's defaults for all others.
 
     Attributes:
         declared: Settings by name.
         has_file: Whether a configuration file is named, so that its defaults count as declared.
-        contradictions: Contradictory declarations that MaxText refuses.
+        contradictions: Contradictory declarations, which MaxText refuses.
         notes: Notes on how names were interpreted.
         unknown: The names of other settings.
     """
@@ -119,7 +119,7 @@ class Settings:
         return value if isinstance(value, str) and value.lower() != "none" else ""
 
     def flag(self, name: str) -> bool:
-        """Return whether a switch is on; its default if the value is invalid."""
+        """Return whether a boolean setting is on; its default if the value is invalid."""
         value = _WORDS.get(str(self[name].value).lower())
         return bool(DEFAULTS[name]) if value is None else value
 
@@ -132,18 +132,18 @@ class Settings:
             return None
 
     def is_declared(self, name: str) -> bool:
-        """Return whether a setting is declared, or a file declares all of them."""
+        """Return whether a setting is declared, or a configuration file declares all settings."""
         return name in self.declared or self.has_file
 
     @property
     def non_default(self) -> tuple[RunSetting, ...]:
-        """Return the deciding settings that are not at their defaults, in order."""
+        """Return the relevant settings that are not at their defaults, in order."""
         declared = [self.declared[name] for name in DEFAULTS if name in self.declared and name not in SIZES]
         return tuple(item for item in declared if item.value != DEFAULTS[item.name])
 
 
 def settings_problems(settings: Settings, version: Version) -> Iterator[Problem]:
-    """Yield what MaxText refuses before it looks at any checkpoint.
+    """Yield settings that MaxText refuses before it checks any checkpoint.
 
     Args:
         settings: The settings of the run.
@@ -181,7 +181,7 @@ def _type_problems(settings: Settings) -> Iterator[Problem]:
 
 
 def _type_mismatch(setting: RunSetting) -> str | None:
-    """Return what MaxText expects instead of a value; None if it accepts it."""
+    """Return what MaxText expects instead of a value; None if it accepts the value."""
     expected, value = DEFAULTS[setting.name], setting.value
     if isinstance(expected, bool):
         return None if str(value).lower() in _WORDS else "MaxText expects true or false"

@@ -1,4 +1,4 @@
-"""Check whether a checkpoint contains what MaxText looks for: kind, flavour, layers, sizes."""
+"""Check whether a checkpoint has what MaxText looks for: kind, flavor, layers and sizes."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from ckpttools.maxtext.view import MaxTextView, view_of
 from ckpttools.model_families.registry import family_of
 
 _MODEL_SETTINGS = ("model_name", "base_emb_dim", "base_num_decoder_layers", "vocab_size")
-# Array names and the settings of their axes, without the axes on which layers are stacked. A query may be
-# longer than a head, because of rotary dimensions or a gate.
+# Array names and the settings for their axes, without the axes on which layers are stacked. A query may be
+# longer than a head because of rotary dimensions or a gate.
 _AXES: Mapping[Path, Sequence[str | None]] = {
     ("self_attention", "query", "kernel"): ("base_emb_dim", "base_num_query_heads", None),
     ("self_attention", "key", "kernel"): ("base_emb_dim", "base_num_kv_heads", "head_dim"),
@@ -56,11 +56,11 @@ class WeightsCheck:
 def check_weights(
     tree: Tree, expected: Expected, key: str, settings: Settings, version: Version
 ) -> WeightsCheck:
-    """Return what MaxText would miss in a checkpoint.
+    """Check what MaxText would miss in a checkpoint.
 
     Args:
-        tree: The tree of the item that it reads.
-        expected: The part of it that is expected.
+        tree: The tree of the item that MaxText reads.
+        expected: The part of the tree that is expected.
         key: The key of the parameters.
         settings: The settings of the run.
         version: The version of MaxText.
@@ -82,7 +82,7 @@ def check_weights(
 
 
 def _model_name(settings: Settings) -> str:
-    """Return the name of the model, or that of its decoder block in the same spelling."""
+    """Return the name of the model, or of its decoder block, in a common spelling."""
     name = settings.text("model_name")
     if name != DEFAULT or settings["decoder_block"].source == "default":
         return name
@@ -136,7 +136,7 @@ def _state_problems(tree: Tree, view: MaxTextView, expected: Expected, where: st
 
 
 def _layer_problems(view: MaxTextView, settings: Settings, where: str) -> Iterator[Problem]:
-    """Yield a problem if layers are not stacked as scan_layers says."""
+    """Yield a problem if layers are not stacked as `scan_layers` requires."""
     if not view.is_maxtext or _is_pipelined(settings):
         return
     setting = settings["scan_layers"]
@@ -182,7 +182,7 @@ def _size_problems(view: MaxTextView, settings: Settings) -> Iterator[Problem]:
     result = _measured_sizes(view)
     for name, sizes in result.items():
         declared = settings.number(name)
-        # Models with several kinds of layers have several sizes, and this setting gives one of them.
+        # Models with several kinds of layers have several sizes, and this setting has only one of them.
         if settings.is_declared(name) and declared is not None and declared not in sizes:
             got = ", ".join(map(str, sorted(sizes)))
             yield Problem(
@@ -264,7 +264,7 @@ def _adapter_problems(tree: Tree, settings: Settings) -> Iterator[Problem]:
             )
 
 
-# Arrays of linear attention only, in models whose layers newer versions stack by kind.
+# Arrays only of linear attention, in models whose layers newer versions stack by kind.
 _DECAY = "A_log"
 
 
@@ -275,7 +275,7 @@ def unread_layouts(
 
     Args:
         view: The view of the checkpoint.
-        expected: The part of it that is read.
+        expected: The part of the checkpoint that is read.
         version: The version of MaxText.
         model: The name of the model or of its blocks, as in the settings.
         where: The location of the checkpoint.
@@ -299,7 +299,7 @@ def _auxiliary_problems(view: MaxTextView, version: Version, where: str) -> Iter
 
 
 def _variable_problems(view: MaxTextView, version: Version, where: str) -> Iterator[Problem]:
-    """Yield variables whose layers are on another axis than in this version."""
+    """Yield variables whose layers are on a different axis in this version."""
     for path in misplaced_variables(view, version):
         got = view.arrays[view.homes[path]].shape
         yield Problem(
@@ -359,7 +359,7 @@ def _linear_attention_problems(
 
 
 def _carried_model(view: MaxTextView) -> str | None:
-    """Return the family of the carried configuration; None if there is none."""
+    """Return the family of the checkpoint's own configuration; None if there is none."""
     try:
         return family_of(view.metadata.config or {}, CONFIG).name
     except CheckpointError:

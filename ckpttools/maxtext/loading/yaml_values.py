@@ -1,4 +1,4 @@
-"""Parse YAML as OmegaConf, and therefore MaxText, does."""
+"""Parse YAML like OmegaConf, and therefore MaxText, does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import yaml
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no annotations
-    """YAML as OmegaConf reads it: 1e-3 is a number, a date is text."""
+    """A YAML loader like OmegaConf's: 1e-3 is a number, and a date is text."""
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -24,10 +24,10 @@ _Loader.add_implicit_resolver(
 
 
 def load_yaml(text: str) -> Any:
-    """Return the value of a YAML text, as OmegaConf reads it.
+    """Parse a YAML text like OmegaConf does.
 
     Raises:
-        ValueError: It is not valid YAML.
+        ValueError: The text is not valid YAML.
     """
     try:
         return yaml.load(text, _Loader)

@@ -1,1 +1,1 @@
-"""Plan the checkpoints of a training run: memory, time, disk space, and the settings for them."""
+"""Plan the checkpoints of a training run: memory, time, disk space, and MaxText's settings."""

@@ -9,18 +9,18 @@ Mode = Literal["persistent", "emergency", "multi-tier"]
 MODES: tuple[Mode, ...] = ("persistent", "emergency", "multi-tier")
 RAMDISK = "/local"
 UNKNOWN = "N"
-"""The placeholder for unknown numbers of steps."""
+"""Placeholder for an unknown number of steps."""
 KEEP, LOCAL_PERIOD = "max_num_checkpoints_to_keep", "local_checkpoint_period"
 _LINE = " \\\n  "
 
 
 def settings_for(mode: Mode, local: int | None, persistent: int | None, keep: int | None) -> dict[str, str]:
-    """Return MaxText's settings for a way to save.
+    """Return MaxText's settings for a way of saving.
 
     Args:
-        mode: The destination of saves.
-        local, persistent: Steps between saves; None if unknown, written as `UNKNOWN`.
-        keep: The number of checkpoints to keep; None for all.
+        mode: The way of saving.
+        local, persistent: Number of steps between saves; None if unknown, which is written as `UNKNOWN`.
+        keep: The number of checkpoints to keep; None keeps all.
     """
     every = UNKNOWN if persistent is None else str(persistent)
     built = {"enable_checkpointing": "true", "async_checkpointing": "true"}
@@ -32,14 +32,14 @@ def settings_for(mode: Mode, local: int | None, persistent: int | None, keep: in
         near = UNKNOWN if local is None else str(local)
         built |= {"local_checkpoint_directory": RAMDISK, LOCAL_PERIOD: near}
     built |= {period_setting(mode): every}
-    # The managers of the other modes do not accept a number: they keep all persistent checkpoints.
+    # The managers of the other modes do not accept a number, and keep all persistent checkpoints.
     if keep is not None and mode == "persistent":
         built |= {KEEP: str(keep)}
     return built
 
 
 def period_setting(mode: Mode) -> str:
-    """Return the name of the setting for steps between persistent checkpoints."""
+    """Return the name of the setting for the number of steps between persistent checkpoints."""
     return "multi_tier_checkpointing_backup_interval_steps" if mode == "multi-tier" else "checkpoint_period"
 
 

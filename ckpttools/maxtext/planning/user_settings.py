@@ -1,4 +1,4 @@
-"""Check the user's settings for saving, alone and together with the plan."""
+"""Check the user's settings for saving, separately and together with the plan."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def effective_run(
 
 
 def declared_steps(words: Mapping[str, str], name: str) -> int | None:
-    """Return the positive number that the user set; None if there is none."""
+    """Return the positive number that the user set for a setting; None if there is none."""
     declared = words.get(name, "")
     return int(declared) or None if declared.isdecimal() else None
 
@@ -44,12 +44,12 @@ def declared_steps(words: Mapping[str, str], name: str) -> int | None:
 def find_refusals(
     file: Location | None, planned: Mapping[str, str], settings: Sequence[str]
 ) -> Iterator[str]:
-    """Yield the reasons why MaxText would refuse settings, singly and then together.
+    """Yield the reasons why MaxText would refuse settings: first single settings, then combinations.
 
     Args:
-        file: A MaxText configuration file; settings of the plan override it.
-        planned: The settings of the plan, including those of the user.
-        settings: The settings of the user, `NAME=VALUE`.
+        file: A MaxText configuration file, which settings of the plan override.
+        planned: The settings of the plan, including the user's.
+        settings: The user's settings as `NAME=VALUE`.
     """
     wrong = list(find_mistakes(read_settings(list(settings)).declared, NEWEST)) if settings else []
     yield from (f"{item.name}={item.declared}: {item.reason}" for item in wrong)

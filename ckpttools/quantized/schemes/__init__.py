@@ -1,1 +1,1 @@
-"""Quantization schemes; each file defines the names and the layout of one scheme's auxiliary tensors."""
+"""Quantization schemes. Each file defines the names and layout of one scheme's auxiliary tensors."""

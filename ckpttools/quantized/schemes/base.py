@@ -1,4 +1,4 @@
-"""The quantization scheme protocol: names and layout of the auxiliary tensors of a weight."""
+"""The protocol of quantization schemes: names and layout of the auxiliary tensors of a weight."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from ckpttools.quantized.scales import ArrayLike, last_key, scales_no_weight
 
 
 class UnreadableError(Exception):
-    """A weight that a scheme cannot dequantize; the text is the reason."""
+    """A weight cannot be dequantized with a scheme. The message states the reason."""
 
 
 class UnsupportedError(UnreadableError):
-    """A complete weight of a variant that the scheme does not support."""
+    """A complete weight uses a variant that the scheme does not support."""
 
 
 @dataclass(frozen=True)
 class Module:
-    """A quantized weight in the view of a scheme.
+    """A quantized weight as a scheme sees it.
 
     Attributes:
-        name: Of the array with its codes.
-        sides: Names of its auxiliary tensors.
+        name: Name of the array of codes.
+        sides: Names of the auxiliary tensors.
         arrays: All arrays of the checkpoint.
         declared: The `quantization_config`.
         shapes: Stored shapes that have been read, by array name.
@@ -67,23 +67,23 @@ class Module:
 
     @cached_property
     def by_key(self) -> dict[str, str]:
-        """Return the other auxiliary tensors by their last keys."""
+        """Return all other auxiliary tensors by their last keys."""
         return {last_key(name): name for name in self.sides if name not in self.activation_scales}
 
     def side(self, *keys: str) -> str:
-        """Return the only expected auxiliary tensor, under one of several keys.
+        """Return the only expected auxiliary tensor, under any of several keys.
 
         Raises:
-            UnreadableError: It is missing, or there are other ones.
+            UnreadableError: The tensor is missing, or there are others.
         """
         (result,) = self.only(keys)
         return result
 
     def only(self, *expected: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the expected auxiliary tensors in order, each under one of several keys.
+        """Return the expected auxiliary tensors in order, each under any of several keys.
 
         Raises:
-            UnreadableError: One is missing, or there are other ones.
+            UnreadableError: A tensor is missing, or there are others.
         """
         result = [next((key for key in keys if key in self.by_key), None) for keys in expected]
         if len(self.by_key) + len(self.activation_scales) < len(self.sides):
@@ -99,14 +99,14 @@ class Module:
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """Scales of a weight.
+    """The scales of a weight.
 
     Attributes:
-        name: Of the array.
-        dtype: Of its numbers: exponents may be stored as uint8.
-        shape: Of the array, with as many axes as the weight.
-        block: Shape of the region of the weight that shares one.
-        divides: Whether numbers are divided by them.
+        name: Name of the array of scales.
+        dtype: Dtype of the scales; exponents may be stored as uint8.
+        shape: Shape of the array, with as many axes as the weight.
+        block: Shape of the region of the weight that shares a scale.
+        divides: Whether numbers are divided by the scales.
     """
 
     name: str
@@ -118,24 +118,24 @@ class Scales:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A quantized weight as one logical array.
+    """A quantized weight as a single logical array.
 
     Attributes:
-        name: Of the logical array.
+        name: Name of the logical array.
         codes: Name of the array of codes.
-        scheme: Name and block: `fp8 128x128`.
-        shape: Of the numbers in the order of the codes.
-        layout: Shape of the array of codes, with one axis for each of `shape`.
+        scheme: Name and block, such as `fp8 128x128`.
+        shape: Shape of the numbers, in the order of the codes.
+        layout: Shape of the array of codes, with one axis for each axis of `shape`.
         packed: Numbers per code, along the last axis.
         numbers: The meaning of codes, as for `ckpttools.quantized.decoding.Decode`.
-        scales: All but the first have one element.
+        scales: The arrays of scales; all except the first have one element.
         aside: Names of other auxiliary tensors that the scheme consumes.
-        activation_scales: Names of scales that are left out, because they do not scale the weight.
-        is_swapped: Whether the logical array has the last two axes in reverse order.
+        activation_scales: Names of scales that are left out because they do not apply to the weight.
+        is_swapped: Whether the last two axes are swapped in the logical array.
         stored_shape: Name of the array that stores the shape, or None. Until it is read, `shape` includes all
             numbers that the codes can hold.
-        zero_points: Name of the array with zero points, which are subtracted from the numbers of each scale,
-            packed as eight column neighbors per word; None without one.
+        zero_points: Name of the array with zero points, which are subtracted from the numbers of each scale
+            and packed as eight column neighbors per word; None if there are none.
     """
 
     name: str
@@ -154,12 +154,12 @@ class Weight:
 
     @property
     def scaled_by(self) -> str:
-        """Return the names of its scales, for messages."""
+        """Return the names of the weight's scales, for messages."""
         return ", ".join(scale.name for scale in self.scales)
 
     @property
     def stored(self) -> tuple[str, ...]:
-        """Return all stored arrays of the weight, and those left out with them."""
+        """Return all stored arrays of the weight, including those that are left out with it."""
         scales = (scale.name for scale in self.scales)
         return (self.codes, *scales, *self.aside, *self.activation_scales)
 
@@ -173,13 +173,13 @@ class Scheme(Protocol):
 
     @property
     def formats(self) -> tuple[str, ...]:
-        """Return the `format` values of the scheme in compressed-tensors; else empty."""
+        """Return the `format` values of the scheme in compressed-tensors; empty otherwise."""
 
     def takes(self, module: Module) -> bool:
         """Return whether a weight uses this scheme, judged by its configuration, names and dtypes."""
 
     def read(self, module: Module) -> Weight:
-        """Interpret a weight.
+        """Interpret a weight with this scheme.
 
         Raises:
             UnreadableError: The weight does not follow the scheme.
@@ -191,13 +191,13 @@ def blocked(module: Module, name: str, shape: Shape, block: Shape, *, dtype: DTy
 
     Args:
         module: The module of the weight.
-        name: Of the array of scales.
-        shape: Of the weight's numbers.
-        block: Of its last axes; other axes have a scale for each coordinate.
-        dtype: Of the scales; None for that of the array.
+        name: Name of the array of scales.
+        shape: Shape of the weight's numbers.
+        block: Shape of a block on the last axes; other axes have a scale for each coordinate.
+        dtype: Dtype of the scales; None uses that of the array.
 
     Raises:
-        UnreadableError: The array does not have one element for each block.
+        UnreadableError: The array does not have one element per block.
     """
     array = module.arrays[name]
     if len(shape) < len(block):
@@ -216,17 +216,17 @@ def blocked(module: Module, name: str, shape: Shape, block: Shape, *, dtype: DTy
 def whole(
     module: Module, name: str, shape: Shape, *, divides: bool = False, dtype: DType | None = None
 ) -> Scales:
-    """Return the single scale of a weight.
+    """Return the scale of a weight that has only one.
 
     Args:
         module: The module of the weight.
-        name: Of the array with the scale.
-        shape: Of the weight's numbers.
-        divides: Whether numbers are divided by it.
-        dtype: Of the scale; None for that of the array.
+        name: Name of the array with the scale.
+        shape: Shape of the weight's numbers.
+        divides: Whether numbers are divided by the scale.
+        dtype: Dtype of the scale; None uses that of the array.
 
     Raises:
-        UnreadableError: The array has several elements, or integers.
+        UnreadableError: The array has several elements, or has integers.
     """
     array = module.arrays[name]
     if any(length != 1 for length in array.shape):
@@ -242,12 +242,12 @@ def _times(shape: Shape) -> str:
 
 
 ZERO_POINT = "weight_zero_point"
-# Orders in which the columns of a group are not adjacent: `weight_g_idx` lists them.
+# Orders in which the columns of a group are not adjacent; `weight_g_idx` lists the columns.
 _REORDERED = ("group", "dynamic")
 
 
 def weight_groups(module: Module) -> list[Mapping[str, Any]]:
-    """Return the weight settings, one mapping per group."""
+    """Return the weight settings with one mapping per group."""
     groups = module.declared.get("config_groups")
     result = groups.values() if isinstance(groups, Mapping) else ()
     weights = (item.get("weights") for item in result if isinstance(item, Mapping))
@@ -260,11 +260,11 @@ def rows_and_groups(
     """Return the length of a row, and the size of its groups.
 
     Args:
-        module: The weight.
-        widths: Possible lengths of a row, the likeliest first.
-        count: Scales of a row.
-        bits: Of a number.
-        per_code: Numbers in a code; the last code of a row may be partly empty.
+        module: The module of the weight.
+        widths: Possible lengths of a row, the most likely first.
+        count: Number of scales in a row.
+        bits: Number of bits in a number.
+        per_code: Numbers per code; the last code of a row may be partly empty.
 
     Raises:
         UnreadableError: The configuration has no matching group size, or several.
@@ -294,7 +294,7 @@ def _sizes(groups: list[Mapping[str, Any]], width: int) -> set[int]:
 
 
 def refuse_other_bits(module: Module, bits: int) -> None:
-    """Raise UnsupportedError unless a group of the configuration has integers with this number of bits."""
+    """Raise UnsupportedError unless a group in the configuration has integers with this number of bits."""
     declared = {(group.get("type", "int"), group.get("num_bits")) for group in weight_groups(module)}
     if declared and ("int", bits) not in declared:
         named = ", ".join(sorted(f"{kind}{size}" for kind, size in declared))
@@ -314,7 +314,7 @@ def is_shifted(module: Module, bits: int) -> bool:
     """Return whether groups with this number of bits have zero points.
 
     Raises:
-        UnsupportedError: There are zero points, but no group of the configuration declares them.
+        UnsupportedError: There are zero points, but no group in the configuration declares them.
     """
     declared = [
         group.get("symmetric") is False for group in weight_groups(module) if group.get("num_bits") == bits

@@ -1,4 +1,4 @@
-"""Schemes of 4-bit floating-point weights: MXFP4, NVFP4 and the experts of DeepSeek V4."""
+"""Schemes for 4-bit floating-point weights: MXFP4, NVFP4 and the experts of DeepSeek V4."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from ckpttools.quantized.schemes.base import Module, Scales, UnreadableError, We
 from ckpttools.quantized.schemes.fp8 import dtype_of_scales
 
 _BLOCKS, _SCALES = "_blocks", "_scales"
-# Bytes of a group of 32.
+# Number of bytes in a group of 32.
 _GROUP_BYTES = 16
 
 
 class Mxfp4:
     """MXFP4: `X_blocks` (expert, out, group, 16) with `X_scales` (expert, out, group), both uint8.
 
-    The logical array is `X` (expert, in, out), as used by transformers.
+    The logical array is `X` (expert, in, out), as in transformers.
     """
 
     methods = ("mxfp4",)
@@ -54,7 +54,8 @@ _BLOCK = (1, 16)
 class Nvfp4:
     """NVFP4, with a global scale.
 
-    The scale of compressed-tensors' `X.weight_packed` divides, that of ModelOpt's `X.weight` multiplies.
+    The global scale of compressed-tensors' `X.weight_packed` is a divisor, and that of ModelOpt's `X.weight`
+    is a multiplier.
     """
 
     methods = ("compressed-tensors", "modelopt")

@@ -1,4 +1,4 @@
-"""Float8 with a scale for each block, each row or each matrix: DeepSeek, Kimi, Qwen, Llama FP8, ModelOpt."""
+"""Float8 with a scale per block, row or matrix: DeepSeek, Kimi, Qwen, Llama FP8 and ModelOpt."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ckpttools.quantized.schemes.base import (
 )
 
 _FIELD, _DEFAULT_BLOCK = "weight_block_size", (128, 128)
-# Its fused experts are multiplied from the left, and therefore have a scale for each column.
+# The model's fused experts are multiplied from the left, and therefore have a scale for each column.
 _FUSED_METHOD = "fbgemm_fp8"
 _EXPONENTS = DTYPES["float8_e8m0fnu"]
 Block = tuple[int, int]
@@ -25,7 +25,7 @@ Block = tuple[int, int]
 class Fp8:
     """FP8: float8 `X.weight` with `X.weight_scale_inv`, `X.weight_scale` or, in DeepSeek V4, `X.scale`.
 
-    Despite its name, `weight_scale_inv` is a multiplier too.
+    Despite its name, `weight_scale_inv` is also a multiplier.
     """
 
     methods = ("fp8", "compressed-tensors", "modelopt", "fbgemm_fp8")
@@ -56,7 +56,7 @@ class Fp8:
 
 
 def dtype_of_scales(module: Module, name: str) -> DType:
-    """Return the dtype of scales: 8-bit integers are exponents if the configuration declares that.
+    """Return the dtype of scales; 8-bit integers are exponents if the configuration declares that.
 
     Raises:
         UnreadableError: Scales cannot have this dtype.
@@ -91,10 +91,11 @@ def _scale(module: Module, name: str) -> tuple[Scales, str]:
 def _column_scale(module: Module, name: str, dtype: DType) -> Scales:
     """Return the scales of Llama 4's experts (expert, in, out).
 
-    They are (expert, 1, out) for `gate_up_proj` and (expert, out, 1) for `down_proj`: the same in memory.
+    The scales are (expert, 1, out) for `gate_up_proj` and (expert, out, 1) for `down_proj`, which is the same
+    in memory.
 
     Raises:
-        UnreadableError: The shape is neither of these.
+        UnreadableError: The scales have another shape.
     """
     (experts, inside, out), array = module.shape, module.arrays[name]
     if array.shape not in ((experts, 1, out), (experts, out, 1)):
@@ -109,8 +110,8 @@ def _block(module: Module, *, is_coarse: bool) -> Block | None:
     """Return the block in the configuration, or None.
 
     Args:
-        module: The weight.
-        is_coarse: Whether scales may also cover rows or the whole weight; compressed-tensors may declare that
+        module: The module of the weight.
+        is_coarse: Whether scales may also cover rows or the full weight; compressed-tensors may declare this
             for one group of modules, and blocks for another.
 
     Raises:

@@ -1,4 +1,4 @@
-"""FP8 in MaxText's layout: `kernel` with `kernel_scale`, `wi_0` with `wi_0_scale`, for all models."""
+"""FP8 in MaxText's layout: `kernel` with `kernel_scale`, or `wi_0` with `wi_0_scale`, for all models."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from ckpttools.core.region import Shape
 from ckpttools.quantized.scales import last_key
 from ckpttools.quantized.schemes.base import Module, Scales, UnreadableError, Weight
 
-# Leaves that do not occur in Hugging Face checkpoints.
+# Leaf names that do not occur in Hugging Face checkpoints.
 _KERNEL = "kernel"
 _LEAVES = (_KERNEL, "wi", "wi_0", "wi_1", "wo")
 
 
 class MaxText:
-    """MaxText's FP8: float8 `X.kernel` with `X.kernel_scale`, a grid with the kernel's axes, or one scale.
+    """MaxText's FP8: float8 `X.kernel` with `X.kernel_scale`, a grid with the kernel's axes or one scale.
 
-    The length of each grid axis divides the kernel's, as MaxText multiplies them. Layers and experts are grid
-    axes too; scales of complete arrays have only these axes.
+    The length of each grid axis must divide that of the kernel, because MaxText multiplies the two. Layers
+    and experts are also grid axes; scales of complete arrays have only these axes.
     """
 
     methods: tuple[str, ...] = ()
@@ -47,7 +47,7 @@ class MaxText:
 
 
 def _size(block: Shape) -> str:
-    """Format square blocks as `128x128`, ignoring axes between; otherwise the lengths of all axes."""
+    """Format square blocks as `128x128`, ignoring axes in between; otherwise the lengths of all axes."""
     sizes = [length for length in block if length > 1] or [1]
     return "x".join(map(str, sizes * 2 if len(sizes) == 1 else sizes))
 
@@ -72,11 +72,11 @@ def _scale(module: Module, name: str) -> Scales:
 
 
 def _with_axes_of(shape: Shape, scales: Shape) -> Shape | None:
-    """Return the shape of scales extended to the kernel's number of axes; None if ambiguous."""
+    """Extend the shape of scales to the kernel's number of axes; return None if that is ambiguous."""
     missing = len(shape) - len(scales)
     if missing <= 0:
         return scales if not missing else None
-    # Experts come first; layers follow at the scan axis, 0 or 1.
+    # Experts come first, then layers at the scan axis, 0 or 1.
     at_first = (*scales, *(1,) * missing)
     at_second = (1, *scales, *(1,) * (missing - 1))
     fitting = {item for item in (at_first, at_second) if _fits(item, shape)}
@@ -84,10 +84,10 @@ def _with_axes_of(shape: Shape, scales: Shape) -> Shape | None:
 
 
 def _layer_scale(module: Module, scales: Shape) -> Shape | None:
-    """Return the grid of one scale per layer for a kernel with as many heads as layers.
+    """Return the grid with one scale per layer for a kernel with as many heads as layers.
 
-    Other kernels of the checkpoint determine the layer axis: in Llama 3.1 8B `out` has 32 on both axes, and
-    `query` has 32 on the layer axis only.
+    Other kernels of the checkpoint determine the layer axis: in Llama 3.1 8B, `out` has length 32 on both
+    axes, but `query` only on the layer axis.
     """
     if module.key != _KERNEL or len(scales) != 1:
         return None

@@ -1,4 +1,4 @@
-"""4-bit integers, eight per word: `pack-quantized` of compressed-tensors, used by Kimi K2."""
+"""4-bit integers, eight per word: `pack-quantized` of compressed-tensors, as in Kimi K2."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PER_WORD = 8
 class PackQuantized:
     """Packed integers: `X.weight_packed` (out, in / 8) with `X.weight_scale` (out, in / group).
 
-    The last word of a row may hold fewer than eight numbers: `X.weight_shape` gives the length of a row.
+    The last word of a row may hold fewer than eight numbers; `X.weight_shape` has the length of a row.
     Asymmetric weights also have `X.weight_zero_point` (out / 8, in / group).
     """
 
@@ -68,7 +68,7 @@ class PackQuantized:
 
 
 def _widths(module: Module, name: str) -> Sequence[int]:
-    """Return the possible lengths of a row: the stored one, or all that fit the words.
+    """Return the possible lengths of a row: the stored length, or all lengths that fit the words.
 
     Raises:
         UnreadableError: The stored shape does not match the codes.
@@ -87,10 +87,10 @@ def _widths(module: Module, name: str) -> Sequence[int]:
 
 
 def _zero_points(module: Module, names: Sequence[str]) -> str | None:
-    """Return the array of zero points.
+    """Return the name of the array of zero points, or None.
 
     Raises:
-        UnreadableError: It does not have one zero point per scale, packed like the numbers.
+        UnreadableError: The array does not have one zero point per scale, packed like the numbers.
     """
     if not names:
         return None

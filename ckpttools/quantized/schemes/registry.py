@@ -1,4 +1,4 @@
-"""Registry of supported schemes. New ones need a file with a `Scheme`, and a line here or an entry point."""
+"""The registry of schemes. A new one needs a file with a `Scheme`, and a line here or an entry point."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ckpttools.quantized.schemes.maxtext import MaxText
 from ckpttools.quantized.schemes.pack_quantized import PackQuantized
 
 GROUP = "ckpttools.schemes"
-"""Entry point group of packages that provide schemes."""
+"""Entry point group for packages that provide schemes."""
 # MaxText's names determine the scheme, even if a configuration was copied along.
 _BUILT_IN: tuple[Scheme, ...] = (MaxText(), Fp8(), Fp4Experts(), Mxfp4(), PackQuantized(), Nvfp4())
 
 
 @cache
 def schemes() -> tuple[Scheme, ...]:
-    """Return all schemes; those of other packages come first."""
+    """Return all schemes, starting with those of other packages."""
     return (*load_group(GROUP).values(), *_BUILT_IN)
 
 
