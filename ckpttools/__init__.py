@@ -95,6 +95,7 @@ if TYPE_CHECKING:
     from ckpttools.core.errors import LostValuesWarning as LostValuesWarning
     from ckpttools.core.errors import MappingError as MappingError
     from ckpttools.core.errors import MemoryBudgetError as MemoryBudgetError
+    from ckpttools.core.errors import MissingPackageError as MissingPackageError
     from ckpttools.core.errors import MissingPathError as MissingPathError
     from ckpttools.core.errors import NoSpaceError as NoSpaceError
     from ckpttools.core.errors import NoSuchPathError as NoSuchPathError
@@ -173,7 +174,7 @@ _MODULES = {
     "core.errors": (
         "CheckpointError CheckpointWarning ChosenItemWarning ConfigError CoverageError "
         "DamagedScalesError DestinationExistsError FormatError LaterStepWarning LostValuesWarning "
-        "MappingError MemoryBudgetError MissingPathError NoSpaceError NoSuchPathError "
+        "MappingError MemoryBudgetError MissingPackageError MissingPathError NoSpaceError NoSuchPathError "
         "OtherProcessError PaddedVocabularyWarning SeveralCheckpointsError ShapeError "
         "SourceChangedError StepWarning StorageError UncutArraysWarning UnknownNameError "
         "UnlistedStepWarning UsageError"
@@ -200,7 +201,10 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'ckpttools' has no attribute {name!r}")
     from importlib import import_module
 
-    value = getattr(import_module(_HOMES[name]), name)
+    try:
+        value = getattr(import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        raise import_module("ckpttools.core.extras").missing_package(error) from error
     if _HOMES[name].startswith("ckpttools.api.") and not isinstance(value, type):
         terms = import_module("ckpttools.core.message_terms")
         value = globals()[name] = terms.for_python(value)

@@ -15,12 +15,13 @@ from ckpttools.array.storage import Sharding
 from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.errors import FormatError, UsageError
+from ckpttools.core.extras import require_package
 from ckpttools.core.message_terms import action, option
 from ckpttools.core.options import declare, parse_size_option
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.registry import stored_shardings
 from ckpttools.inspection.lost_time import FONTS, lost_time_svg
-from ckpttools.inspection.png import png_of, require_png
+from ckpttools.inspection.png import png_of
 from ckpttools.maxtext.config.to_hf_config import config_from_settings
 from ckpttools.maxtext.planning.commands import (
     LOCAL_PERIOD,
@@ -309,7 +310,7 @@ def check_plot(location: Location, source: Source, *, has_tiers: bool) -> None:
             f"{location} is not the name of an image", expected="a name that ends in .svg or .png"
         )
     if location.name.endswith(_PNG):
-        require_png()
+        require_package("resvg_py", "a PNG image")
     if not has_tiers:
         raise UsageError("there is nothing to plot", hint=f"say {option('mtbf', '6h')}")
     if location.lexists():

@@ -343,7 +343,7 @@ def by_name(arrays: Mapping[Path, T]) -> dict[str, T]:
 
 def register_where_jax_is_loaded(kind: type[Tree]) -> None:
     """Register trees as pytrees of lazy arrays and strings; does nothing unless jax is loaded."""
-    if "jax" in sys.modules and kind not in _registered:
+    if sys.modules.get("jax") is not None and kind not in _registered:
         with _lock:
             if kind not in _registered:
                 _register(kind)

@@ -76,6 +76,11 @@ def _run_command(*arguments: str | Path) -> None:
 
 def _load(source: Path, target: Path) -> None:
     """Restore the result with Orbax, and compare one layer with the source."""
+    from importlib.util import find_spec
+
+    if find_spec("orbax") is None:
+        print_lines(["", "To load the result with Orbax as well: pip install 'ckpttools[jax]'"])
+        return
     print_lines(["", "Orbax restores it (orbax.checkpoint.StandardCheckpointer):"])
     import numpy as np
     import orbax.checkpoint as ocp

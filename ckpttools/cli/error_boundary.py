@@ -20,7 +20,6 @@ from ckpttools.core.errors import (
     MemoryBudgetError,
     NoSpaceError,
     StorageError,
-    UsageError,
 )
 from ckpttools.core.text import printable_text
 
@@ -134,7 +133,9 @@ def _translate_click(end: BaseException) -> CheckpointError | None:
     if isinstance(end, OSError):
         return _describe_os_error(end)
     if isinstance(end, ModuleNotFoundError) and not (end.name or "").startswith("ckpttools"):
-        return _describe_missing_package(end)
+        from ckpttools.core.extras import missing_package
+
+        return missing_package(end)
     return None
 
 
@@ -144,18 +145,6 @@ def _is_out_of_memory(end: BaseException) -> bool:
     text = str(end).lower()
     return isinstance(end, MemoryError) or (
         isinstance(end, (ImportError, RuntimeError)) and any(item in text for item in _NO_SPACE_ERRORS)
-    )
-
-
-def _describe_missing_package(error: ModuleNotFoundError) -> CheckpointError:
-    """Describe a missing package of ckpttools, or a missing module of the user."""
-    return UsageError(
-        f"the Python package {error.name} is not installed"
-        if error.name
-        else "a Python package is not installed",
-        got=str(error),
-        hint="install ckpttools with its dependencies, as pip install ckpttools does; install what modules "
-        "of your own import as well",
     )
 
 

@@ -161,6 +161,10 @@ class DestinationExistsError(UsageError):
     """The destination already exists, and the caller did not ask to overwrite it."""
 
 
+class MissingPackageError(UsageError, ImportError):
+    """A Python package that a function needs is not installed."""
+
+
 class FormatError(CheckpointError):
     """The content of a file does not match its name or the files next to it."""
 

@@ -227,7 +227,12 @@ def for_python(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def rendered(*args: Any, **options: Any) -> Any:
-        return render_all(function(*args, **options))
+        try:
+            return render_all(function(*args, **options))
+        except ModuleNotFoundError as error:
+            from ckpttools.core.extras import missing_package
+
+            raise missing_package(error) from error
 
     if hasattr(function, "plan"):
         vars(rendered)["plan"] = for_python(function.plan)

@@ -31,8 +31,11 @@ class Tabular:
         Fields of nested dataclasses are columns such as "statistics.max".
 
         Raises:
-            ImportError: pandas is not installed.
+            MissingPackageError: pandas is not installed.
         """
+        from ckpttools.core.extras import require_package
+
+        require_package("pandas", "to_pandas()")
         from pandas import DataFrame
 
         return DataFrame([dict(_cells(row)) for row in self._rows()])

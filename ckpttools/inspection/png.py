@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
-from ckpttools.core.errors import StorageError, UsageError
+from ckpttools.core.errors import StorageError
+from ckpttools.core.extras import require_package
 
 # Scale of the image, because text of size 12 is hard to read in the SVG's own units.
 _ZOOM = 2
@@ -12,16 +11,6 @@ _WORD = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 20 20" font-family="{}">'
     '<text y="15">{}</text></svg>'
 )
-
-
-def require_png() -> None:
-    """Raise UsageError if the package that renders PNG images is not installed."""
-    if find_spec("resvg_py") is None:
-        raise UsageError(
-            "PNG images are drawn by the package resvg-py, which is not installed",
-            expected="this package with its extra `plot`, or a name that ends in .svg",
-            hint="pip install 'ckpttools[plot]'",
-        )
 
 
 def png_of(svg: str, fonts: str) -> bytes:
@@ -32,10 +21,10 @@ def png_of(svg: str, fonts: str) -> bytes:
         fonts: Font families of the text, as named in the SVG.
 
     Raises:
-        UsageError: The package is not installed.
+        MissingPackageError: The package is not installed.
         StorageError: No font is installed, so text would be silently omitted.
     """
-    require_png()
+    require_package("resvg_py", "a PNG image")
     import resvg_py
 
     if resvg_py.svg_to_bytes(_WORD.format(fonts, "x")) == resvg_py.svg_to_bytes(_WORD.format(fonts, "")):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import shlex
+import sys
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from random import randbytes
@@ -488,8 +488,7 @@ class TestAccess:
     """Who asks, by the environment, and where."""
 
     def test_missing_obstore_error_names_the_extra(self, monkeypatch):
-        find = importlib.util.find_spec
-        monkeypatch.setattr(client, "find_spec", lambda name: None if name == "obstore" else find(name))
+        monkeypatch.setitem(sys.modules, "obstore", None)
         with environment():
             for scheme in ("gs", "s3", "az"):
                 done = ckpt("inspect", "tree", f"{scheme}://bucket/x")

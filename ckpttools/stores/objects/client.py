@@ -11,12 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property
-from importlib.util import find_spec
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.details import log_detail
-from ckpttools.core.errors import FormatError, StorageError, UsageError
+from ckpttools.core.errors import FormatError, StorageError
 from ckpttools.stores.base import FileKind, Status
 from ckpttools.stores.certificates import added_certificates
 from ckpttools.stores.costs import Meter
@@ -398,16 +397,6 @@ class Bucket:
                 **({"root_certificate": certificates} if certificates else {}),
             },
             retry_config={"max_retries": retries, "retry_timeout": timedelta(seconds=seconds)},
-        )
-
-
-def require_obstore(scheme: str) -> None:
-    """Raise UsageError if obstore is not installed."""
-    if find_spec("obstore") is None:
-        raise UsageError(
-            f"{scheme}:// needs the package obstore, which is not installed",
-            expected="this package with its extra `cloud`",
-            hint="pip install 'ckpttools[cloud]'",
         )
 
 

@@ -10,6 +10,7 @@ from shlex import quote
 from typing import Any, ClassVar
 
 from ckpttools.core.errors import StorageError
+from ckpttools.core.extras import missing_package
 from ckpttools.stores.abilities import PendingUpload
 from ckpttools.stores.certificates import bundle_path
 from ckpttools.stores.objects.client import Access
@@ -157,9 +158,8 @@ def _upload_client(access: Any, bucket: str) -> Iterator[Any]:
         from botocore import UNSIGNED
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError, ClientError
-    except ImportError as error:
-        hint = "pip install 'ckpttools[cloud]'"
-        raise StorageError(what, location=location, got="boto3 is not installed", hint=hint) from error
+    except ModuleNotFoundError as error:
+        raise missing_package(error) from error
     signed = Config(signature_version=UNSIGNED) if access.config.get("skip_signature") else None
     try:
         yield boto3.Session().client(

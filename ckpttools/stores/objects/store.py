@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from ckpttools.core.errors import FormatError, MissingPathError, StorageError
+from ckpttools.core.extras import require_package
 from ckpttools.stores import block_cache as blocks
 from ckpttools.stores.abilities import LinkTrials, StoredLock
 from ckpttools.stores.base import DirEntry, File, FileKind, Status, Store
@@ -27,7 +28,6 @@ from ckpttools.stores.objects.client import (
     Object,
     ObjectChangedError,
     is_usable,
-    require_obstore,
 )
 from ckpttools.stores.objects.errors import MessageTerms
 from ckpttools.stores.objects.journal import PLAN, PUBLISHED, ObjectJournal
@@ -315,7 +315,7 @@ class ObjectStore(Store):
         name, _, rest = key.partition("/")
         with self._lock:
             if name not in self._buckets:
-                require_obstore(self.scheme)
+                require_package("obstore", f"{self.scheme}://")
                 self._check_headers()
                 access = self.access(name)
                 self._buckets[name] = Bucket(name, self.uri(name), access, self.words, self._meter)
