@@ -16,7 +16,7 @@ CI_SECONDS ?= 5
 # Tests wait a fifth of their time for servers, locks and processes: three workers keep two cores busy.
 WORKERS ?= 3
 
-.PHONY: demo quick test crash crash-remote memory oracle oracle-one damage lint types fuzz bench docs clean
+.PHONY: demo dist installs lowest quick test crash crash-remote memory oracle oracle-one damage lint types fuzz bench docs clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -96,8 +96,26 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/hash.py
 	$(BIN)/python benchmarks/diff.py
 
+# A wheel and a source distribution in dist/, the same bytes from the same files.
+dist: $(STAMP)
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist .
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/check-wheel-contents dist/*.whl
+
+# Installs the wheel with pip, uv and pipx for each Python that is there, and runs the demo.
+PYTHONS ?= python3.11 python3.12 python3.13
+installs: dist
+	$(BIN)/python tests/releases/installs.py dist/*.whl $(PYTHONS)
+
+# The tests of `make quick` with the oldest versions that pyproject.toml admits.
+lowest: $(STAMP)
+	$(BIN)/uv venv --quiet --python $(PYTHON) .venv-lowest
+	$(BIN)/uv pip install --quiet --python .venv-lowest --resolution lowest-direct -e '.[dev]'
+	CI=1 .venv-lowest/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(addprefix tests/,$(QUICK))
+
 docs: $(STAMP)
 	$(BIN)/python docs/generate.py
 
 clean:
-	rm -rf $(VENV) $(DEMO) .venv-oracle .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(DEMO) .venv-oracle .venv-lowest dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
