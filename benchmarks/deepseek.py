@@ -22,7 +22,7 @@ from pairs import against_copy, command, remove, seconds
 import ckpttools
 from ckpttools.api.plans import header_of
 from ckpttools.plan.parts import dealt
-from ckpttools.plan.plan_encoding import encoded, read_plan
+from ckpttools.plan.plan_file import encoded, read_plan
 from ckpttools.stores import parse
 from ckpttools.testing.models import write_model
 
@@ -98,7 +98,7 @@ print(time.perf_counter() - start, time.process_time() - cpu)
 _PART = """
 import sys, time
 from ckpttools.plan.parts import dealt
-from ckpttools.plan.plan_encoding import read_plan
+from ckpttools.plan.plan_file import read_plan
 from ckpttools.stores import parse
 start = time.perf_counter()
 file = read_plan(parse(sys.argv[1]))

@@ -8,10 +8,24 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
-from ckpttools.testing.profile import use_profile
-
-use_profile()
+# Machines differ, so there is no deadline. Under continuous integration all runs try the same examples.
+IS_CI = bool(os.environ.get("CI"))
+settings.register_profile(
+    "ckpttools",
+    deadline=None,
+    max_examples=30 if IS_CI else 100,
+    derandomize=IS_CI,
+    print_blob=True,
+    suppress_health_check=[
+        HealthCheck.too_slow,
+        HealthCheck.data_too_large,
+        HealthCheck.filter_too_much,
+        HealthCheck.function_scoped_fixture,
+    ],
+)
+settings.load_profile("ckpttools")
 # Without bytecode reading the tests takes twice as long, and each process that they start 70 ms more.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False

@@ -24,7 +24,7 @@ from ckpttools.mapping.axes import Side
 from ckpttools.mapping.keys import AxisGroup, Key
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.values import Scale
-from ckpttools.maxtext.config_agreement import require_own_rows
+from ckpttools.maxtext.config_differences import require_own_rows
 from ckpttools.maxtext.conversion_options import ToMaxText
 from ckpttools.maxtext.layout import DECODER
 from ckpttools.maxtext.to_maxtext import bind_family

@@ -32,15 +32,15 @@ from ckpttools.core.notes import Note, Notes
 from ckpttools.core.region import Shape
 from ckpttools.core.text import plural, sample_names
 from ckpttools.formats.adapters import BASE_NAME
-from ckpttools.mapping.mapped import Mapped, notes_of
+from ckpttools.mapping.build import Mapped, notes_of
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Table
 from ckpttools.mapping.values import Multiply
 from ckpttools.maxtext.family_layouts import family_in
-from ckpttools.maxtext.flavours import LINEN, NNX, linen_state
 from ckpttools.maxtext.layout import LORA_KEY, MODULE_PATH, SCAN_LAYERS
 from ckpttools.maxtext.versions import NEWEST, version_called
+from ckpttools.maxtext.view import LINEN, NNX, linen_state
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.cast import cast
 

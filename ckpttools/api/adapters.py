@@ -10,10 +10,9 @@ from ckpttools.adapters.extract import ExtractOptions, extract_low_rank
 from ckpttools.adapters.factors import Adapter
 from ckpttools.adapters.from_jax import adapter_of_jax, factor_pairs
 from ckpttools.adapters.merge import merge_into_base
-from ckpttools.adapters.peft import STEP_0, is_peft, open_peft, weights_file
+from ckpttools.adapters.peft import STEP_0, PeftFiles, is_peft, open_peft, to_peft, weights_file
 from ckpttools.adapters.report import adapter_report
 from ckpttools.adapters.to_maxtext import LoraLayout, ToMaxTextAdapter, to_maxtext_adapter
-from ckpttools.adapters.to_peft import PeftFiles, to_peft
 from ckpttools.api.arguments import Size, Storing, float_dtype_of, text_of
 from ckpttools.api.convert import Changing, write_changed
 from ckpttools.api.options import ALL_WRITING

@@ -9,7 +9,7 @@ from ckpttools.codecs.base import Codec
 from ckpttools.core.dtypes import DType, parse_dtype
 from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import option
-from ckpttools.formats.zarr.given_chunks import GivenChunks
+from ckpttools.formats.zarr.chunking import GivenChunks
 from ckpttools.stores.registry import LocationLike
 
 Size = int | str

@@ -22,11 +22,8 @@ from ckpttools.core.message_terms import action
 from ckpttools.core.notes import Notes
 from ckpttools.core.options import declare, parse_size_option
 from ckpttools.core.text import natural_key, plural, sample_names
-from ckpttools.formats.orbax.columns import ExpectedHost, expected_hosts
 from ckpttools.formats.orbax.format import joined_tree
-from ckpttools.formats.orbax.iterators import ITEM, iterators_of
-from ckpttools.formats.orbax.naming import ITEM as TREE_ITEM
-from ckpttools.formats.orbax.replica_compare import (
+from ckpttools.formats.orbax.joined import (
     TwinComparison,
     compared_twins,
     has_many,
@@ -35,8 +32,19 @@ from ckpttools.formats.orbax.replica_compare import (
     refuse_mixed,
     unlike,
 )
-from ckpttools.formats.orbax.saves import TOGETHER_SECONDS, MissingCells, Save, newest_complete, saves_of
-from ckpttools.formats.orbax.shares import HostShare, shares_of
+from ckpttools.formats.orbax.naming import ITEM as TREE_ITEM
+from ckpttools.formats.orbax.saves import (
+    ITEM,
+    TOGETHER_SECONDS,
+    HostShare,
+    MissingCells,
+    Save,
+    iterators_of,
+    newest_complete,
+    saves_of,
+    shares_of,
+)
+from ckpttools.formats.orbax.sharding import ExpectedHost, expected_hosts
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import writer_for, writer_options
 from ckpttools.maxtext.layout import SCAN_LAYERS, STEPS

@@ -14,9 +14,8 @@ from ckpttools.api.overwrite_guard import optimizer_in
 from ckpttools.api.prepared import Resources, command
 from ckpttools.api.sources import Observe
 from ckpttools.copying.prepared import Effort, PreparedCopy
-from ckpttools.copying.selection import selected
+from ckpttools.copying.selection import check_whole, selected
 from ckpttools.copying.target import CopyTarget
-from ckpttools.copying.whole import check_whole
 from ckpttools.core.budget import DEFAULT_MEMORY, limit_memory
 from ckpttools.core.options import declare, parse_size_option
 from ckpttools.run.overlap_check import check_apart

@@ -37,8 +37,8 @@ from ckpttools.digest.pairing import Pairing, Remark, Side
 from ckpttools.formats.base import ReadOptions
 from ckpttools.maxtext.model_options import ModelOptions
 from ckpttools.quantized.view import NumericTree, is_dequantized, make_comparable
-from ckpttools.stores.models import model_at
 from ckpttools.stores.registry import LocationLike
+from ckpttools.stores.web.hub_name import model_at
 
 _SHOWN = 8
 

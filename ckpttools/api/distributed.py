@@ -22,11 +22,10 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import OtherProcessError, first_line
 from ckpttools.core.message_terms import render, retry_term
 from ckpttools.plan.parts import Part
-from ckpttools.plan.plan_encoding import decoded
-from ckpttools.plan.plan_file import PlanFile
+from ckpttools.plan.plan_file import PlanFile, decoded
 from ckpttools.run.events import Event, Observer, Receipt
 from ckpttools.run.parts import PartReceipt
-from ckpttools.sharding.distributed_job import JOB_BYTES, Service, mark_gone
+from ckpttools.sharding.processes import JOB_BYTES, Service, mark_gone
 from ckpttools.stores.relocation import AS_PLANNED
 from ckpttools.stores.shares import describe_this_process
 

@@ -23,23 +23,25 @@ from ckpttools.formats.registry import stored_shardings
 from ckpttools.inspection.lost_time import FONTS, lost_time_svg
 from ckpttools.inspection.png import png_of
 from ckpttools.maxtext.config.to_hf_config import config_from_settings
-from ckpttools.maxtext.planning.commands import (
+from ckpttools.maxtext.synthetic import synthetic_model
+from ckpttools.maxtext.training_plan import (
+    BYTES_PER_PARAMETER,
     LOCAL_PERIOD,
     UNKNOWN,
     Mode,
+    SaveInterval,
+    Tier,
+    TrainingPlan,
     commands_for,
-    period_setting,
-    settings_for,
-)
-from ckpttools.maxtext.planning.intervals import SaveInterval, Tier, count_kept_checkpoints
-from ckpttools.maxtext.planning.report import BYTES_PER_PARAMETER, TrainingPlan, ramdisk
-from ckpttools.maxtext.planning.user_settings import (
+    count_kept_checkpoints,
     declared_steps,
     effective_run,
     find_refusals,
     parse_user_settings,
+    period_setting,
+    ramdisk,
+    settings_for,
 )
-from ckpttools.maxtext.synthetic import synthetic_model
 from ckpttools.roles.of_tree import roles
 from ckpttools.sharding.load_prediction import process_loading
 from ckpttools.sharding.mesh import MeshShape, parse_mesh

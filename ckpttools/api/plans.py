@@ -17,8 +17,7 @@ from ckpttools.core.message_terms import action, option
 from ckpttools.core.text import first_names, plural
 from ckpttools.core.version import __version__
 from ckpttools.formats.sidecar import sidecar_versions
-from ckpttools.plan.plan_encoding import decoded, encoded, read_plan
-from ckpttools.plan.plan_file import Header, PlanFile
+from ckpttools.plan.plan_file import Header, PlanFile, decoded, encoded, read_plan
 from ckpttools.run.fingerprint import fingerprint, source_of
 from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import staging_of

@@ -40,11 +40,11 @@ from ckpttools.run.events import Fetching, Observer, Receipt
 from ckpttools.stores.concurrency import use_concurrency
 from ckpttools.stores.fetching import check_fetched, fetch
 from ckpttools.stores.location import Location
-from ckpttools.stores.models import model_at
 from ckpttools.stores.outside_links import check_outside_links, find_outside_links
 from ckpttools.stores.publishing import find_unfinished
 from ckpttools.stores.registry import LocationLike, parse
 from ckpttools.stores.sharing import RepositoryOptions, shared
+from ckpttools.stores.web.hub_name import model_at
 
 if TYPE_CHECKING:
     from ckpttools.api.mesh_gain import MeshGain
@@ -183,7 +183,7 @@ class Resources:
 
 
 def _hashing_bytes(tree: Tree) -> int:
-    from ckpttools.digest.watching import hashing_bytes
+    from ckpttools.digest.hashing import hashing_bytes
 
     return hashing_bytes(tree)
 
@@ -284,7 +284,7 @@ class Prepared:
             if options.manifest is None:
                 return run(finalize=finalize)
             from ckpttools.api.output_file import check_manifest
-            from ckpttools.digest.watching import run_hashing
+            from ckpttools.digest.hashing import run_hashing
 
             source = self.plan.tree.metadata.location
             check_manifest(options.manifest, source, self.destination, overwrite=options.overwrite)

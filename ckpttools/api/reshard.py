@@ -25,11 +25,10 @@ from ckpttools.core.region import Shape
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import stored_shardings, writer_for, writer_options
-from ckpttools.formats.zarr.given_chunks import GivenChunks
+from ckpttools.formats.zarr.chunking import GivenChunks
 from ckpttools.run.events import Receipt
-from ckpttools.sharding.mesh import MeshShape, mesh_chunk, parse_mesh
+from ckpttools.sharding.mesh import MeshShape, Spec, mesh_chunk, parse_mesh, shard_shape
 from ckpttools.sharding.rules import AppliedRules, RulesLike, resolve_rules
-from ckpttools.sharding.specs import Spec, shard_shape
 from ckpttools.stores.registry import LocationLike, parse
 
 

@@ -26,7 +26,7 @@ from ckpttools.formats.orbax.steps import OrbaxItem, OrbaxRun, Step
 from ckpttools.formats.registry import not_opened, open_detected
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.inspection.tree import TreeReport
-from ckpttools.plan.plan_encoding import read_plan
+from ckpttools.plan.plan_file import read_plan
 from ckpttools.quantized.view import quantized_view
 from ckpttools.runs.collection import CollectionListing, list_collection
 from ckpttools.runs.listing import ItemListing, RunListing, StepListing, list_step, listed, run_of

@@ -22,8 +22,7 @@ from ckpttools.core.options import declare
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.registry import writer_options
 from ckpttools.formats.sidecar_files import CONFIG
-from ckpttools.maxtext.stitch import stitch_models
-from ckpttools.maxtext.synthetic import has_omitted_towers, synthetic_model, text_model_of
+from ckpttools.maxtext.synthetic import has_omitted_towers, stitch_models, synthetic_model, text_model_of
 from ckpttools.run.overlap_check import check_apart
 from ckpttools.stores.registry import LocationLike, parse
 

@@ -27,10 +27,9 @@ from ckpttools.core.options import declare
 from ckpttools.core.tabular import Tabular
 from ckpttools.core.text import array_count, plural, sample_names, sort_naturally
 from ckpttools.digest.canonical import STEP, Selection, parameters_among, with_carried, without_step
-from ckpttools.digest.differences import Difference, of_kinds, sorted_by_name
 from ckpttools.digest.leaves import LeafKinds
 from ckpttools.digest.manifest import Manifest
-from ckpttools.digest.pairing import NamedArrays, Pairing, Remark
+from ckpttools.digest.pairing import Difference, NamedArrays, Pairing, Remark, of_kinds, sorted_by_name
 from ckpttools.maxtext.model_options import check_choice
 from ckpttools.quantized.view import make_comparable, quantized_view
 from ckpttools.stores.contents import FileDifference, SupportsContents, differing

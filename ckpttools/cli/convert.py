@@ -20,8 +20,8 @@ from ckpttools.cli.suggestions import near_commands
 from ckpttools.cli.write import refuse_swapped
 from ckpttools.cli.writing import common_options, make_command, model_source_and_destination
 from ckpttools.stores.location import Location
-from ckpttools.stores.models import model_at
 from ckpttools.stores.registry import parse
+from ckpttools.stores.web.hub_name import model_at
 
 if TYPE_CHECKING:
     from ckpttools.api.prepared import Prepared

@@ -26,7 +26,7 @@ from ckpttools.core.units import format_disk, format_memory
 from ckpttools.stores.location import Location
 
 if TYPE_CHECKING:
-    from ckpttools.copying.report import CopiedPart, CopyReport
+    from ckpttools.copying.prepared import CopiedPart, CopyReport
 
 
 @click.command(short_help="Copy a checkpoint or run between stores, byte for byte.", cls=BaseCommand)

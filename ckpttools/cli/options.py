@@ -18,9 +18,9 @@ from ckpttools.core.budget import format_size, limit_memory, parse_size
 from ckpttools.core.errors import CheckpointError, MemoryBudgetError
 from ckpttools.core.options import PLACEHOLDER, Option, any_text, shared, switch
 from ckpttools.stores.location import Location
-from ckpttools.stores.models import model_at
 from ckpttools.stores.publishing import allowing_unprotected
 from ckpttools.stores.registry import parse
+from ckpttools.stores.web.hub_name import model_at
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem

@@ -24,9 +24,7 @@ from ckpttools.core.units import format_count, format_disk, format_exact
 
 if TYPE_CHECKING:
     from ckpttools.api.sources import Opening
-    from ckpttools.maxtext.planning.commands import Mode
-    from ckpttools.maxtext.planning.intervals import SaveInterval
-    from ckpttools.maxtext.planning.report import TrainingPlan
+    from ckpttools.maxtext.training_plan import Mode, SaveInterval, TrainingPlan
     from ckpttools.stores.location import Location
 
 _LABEL = 12

@@ -83,7 +83,7 @@ def run(
       $ ckpt run llama.plan --status
       $ ckpt run llama.plan --publish
     """
-    from ckpttools.plan.plan_encoding import read_plan
+    from ckpttools.plan.plan_file import read_plan
     from ckpttools.stores.relocation import Relocation
 
     does_part = part is not None or parts is not None or not (publish or status)

@@ -25,7 +25,7 @@ from ckpttools.stores.location import Location
 if TYPE_CHECKING:
     from ckpttools.api.sources import Scanning
     from ckpttools.api.verify import FileVerification, Verification
-    from ckpttools.digest.differences import Difference, Reason
+    from ckpttools.digest.pairing import Difference, Reason
 
 _MAX_LINES = 20
 # Texts of `Difference.reason` after an array count; reasons are listed in this order.

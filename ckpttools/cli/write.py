@@ -240,7 +240,7 @@ def run_distributed(plan: Callable[[], Prepared], output: OutputOptions) -> Rece
     from ckpttools.cli.plan_text import print_gain
     from ckpttools.cli.progress import progress_observer
     from ckpttools.plan.parts import parse_part
-    from ckpttools.sharding.distributed_job import abandon_job, join_job, leave_job
+    from ckpttools.sharding.processes import abandon_job, join_job, leave_job
 
     job = join_job(output.coordinator, None if output.process is None else parse_part(output.process))
     try:

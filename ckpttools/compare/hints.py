@@ -13,8 +13,7 @@ from ckpttools.compare.diff import ArrayDiff
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.message_terms import action, call, location, option
 from ckpttools.digest.canonical import parameters_among
-from ckpttools.digest.differences import Difference
-from ckpttools.digest.pairing import Pairing
+from ckpttools.digest.pairing import Difference, Pairing
 from ckpttools.roles.of_tree import Typed
 
 

@@ -12,8 +12,8 @@ from ckpttools.core.errors import CheckpointError
 from ckpttools.core.message_terms import option
 from ckpttools.core.text import array_count
 from ckpttools.digest.pairing import NamedArrays
+from ckpttools.mapping.build import Mapped
 from ckpttools.mapping.keys import parse_key
-from ckpttools.mapping.mapped import Mapped
 from ckpttools.mapping.sizes import Size
 from ckpttools.maxtext import tied_embeddings as tying
 from ckpttools.maxtext.model_files import ModelFiles

@@ -12,9 +12,8 @@ from ckpttools.array.scratch import Scratch
 from ckpttools.compare.bits import same_bits
 from ckpttools.core.budget import estimate_names_bytes
 from ckpttools.core.region import Region, Shape, split_evenly
-from ckpttools.digest.differences import Difference, of_kinds, same_kind, sorted_by_name
 from ckpttools.digest.digest import coordinates
-from ckpttools.digest.pairing import Pairing
+from ckpttools.digest.pairing import Difference, Pairing, of_kinds, same_kind, sorted_by_name
 from ckpttools.digest.stacks import WholeArray, alone, assembled, cheapest_reads, wholes
 from ckpttools.plan.pieces import Item
 from ckpttools.run.scanning import scan

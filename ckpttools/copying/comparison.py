@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ckpttools.copying.files import files_below
-from ckpttools.copying.part import FileGroup
+from ckpttools.copying.part import FileGroup, files_below
 from ckpttools.copying.pieces import BLOCK_BYTES, PIECE_BYTES, FileRange, split_files
 from ckpttools.core.dataclass import dataclass
 from ckpttools.stores.base import Status

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cached_property
 
-from ckpttools.copying.files import files_below
 from ckpttools.core.dataclass import dataclass
+from ckpttools.core.errors import FormatError
+from ckpttools.core.message_terms import retry_term
 from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, COMMIT_FILE, SHARDING_FILE, TREE_FILE, V1_FILE
 from ckpttools.formats.orbax.ocdbt import MANIFEST
 from ckpttools.formats.sidecar_files import CONFIG
-from ckpttools.stores.base import Status
+from ckpttools.stores.base import DirEntry, FileKind, Status
+from ckpttools.stores.checksums import sample_files
+from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.evidence import Stamp, get_stamp
 from ckpttools.stores.location import Location
 from ckpttools.stores.outside_links import find_outside_links
-from ckpttools.stores.samples import sample_files
+from ckpttools.stores.publishing import PLAN_MARK
 
 # Files by which readers find a checkpoint and its contents, most significant last.
 _TELLING = (
@@ -115,7 +118,7 @@ class FileGroup:
         """Return a value that is equal for two copies of the same files.
 
         The value combines sizes and versions, and sampled bytes of local files. Raises the errors of
-        `ckpttools.stores.samples.compute_sample_digests`.
+        `ckpttools.stores.checksums.compute_sample_digests`.
         """
         files = [[name, result.size, result.version] for name, result in self.files.items()]
         is_local = self.source.store.scheme == "file"
@@ -133,3 +136,48 @@ def commits_of(names: Sequence[str]) -> tuple[str, ...]:
 def _rank(name: str) -> int | None:
     base = name.rpartition("/")[2]
     return next((rank for rank, pattern in enumerate(_TELLING) if fnmatchcase(base, pattern)), None)
+
+
+def files_below(directory: Location) -> Mapping[str, Status]:
+    """Return the status of each file below a directory, sorted by "/"-separated name.
+
+    Links to files are followed.
+
+    Raises:
+        FormatError: The directory contains something other than files and directories, or a link to a
+            directory.
+        StorageError: The directory does not exist, or the store cannot be read.
+    """
+    names = sorted(_names(directory))
+    result = map_concurrently(directory.store, lambda name: (directory / name).stat(), names)
+    for name, status in zip(names, result, strict=True):
+        if status.kind is not FileKind.FILE:
+            raise _refused(directory / name, "something that was a file when it was listed")
+    return dict(zip(names, result, strict=True))
+
+
+def _names(directory: Location) -> Iterator[str]:
+    for name, entry in directory.below():
+        if entry.is_own_dir:
+            continue
+        if not entry.is_file:
+            raise _refused(directory / name, _what(entry))
+        # The plan mark belongs to the command that wrote this checkpoint, not to a copy.
+        if name != PLAN_MARK:
+            yield name
+
+
+def _what(entry: DirEntry) -> str:
+    if entry.is_dir:
+        return "a link to a directory"
+    return "a link that leads to no file" if entry.is_link else "neither a file nor a directory"
+
+
+def _refused(location: Location, got: str) -> FormatError:
+    return FormatError(
+        "not everything here can be copied",
+        location=location,
+        got=got,
+        expected="files, links to files, and directories",
+        hint=f"remove it, or replace it with its target; then {retry_term()}",
+    )

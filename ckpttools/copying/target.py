@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ckpttools.copying.comparison import CopyComparison, compare_content, compare_status
-from ckpttools.copying.files import files_below
-from ckpttools.copying.kinds import find_fault, find_unowned_entries, kind_of
-from ckpttools.copying.part import FileGroup
+from ckpttools.copying.part import FileGroup, files_below
 from ckpttools.copying.selection import CopySelection
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import DestinationExistsError, UsageError
+from ckpttools.core.errors import CheckpointError, DestinationExistsError, StorageError, UsageError
 from ckpttools.core.message_terms import option
-from ckpttools.core.text import sample_names
-from ckpttools.formats.detect import detect
+from ckpttools.core.text import plural, sample_names
+from ckpttools.formats.detect import Detected, detect
 from ckpttools.formats.interrupted import begun_in, next_step
-from ckpttools.formats.orbax.steps import OrbaxRun
-from ckpttools.formats.registry import is_own_file
+from ckpttools.formats.orbax.steps import OrbaxItem, OrbaxRun, Step
+from ckpttools.formats.registry import find_unowned_files, is_own_file, open_detected
 from ckpttools.formats.zarr.legacy_runs import legacy_run
 from ckpttools.stores.abilities import SupportsPut
 from ckpttools.stores.concurrency import map_concurrently
@@ -194,3 +192,59 @@ def _check_kinds(source: Location, location: Location, lost: Sequence[str]) -> N
             expected=f"{new} with no other files",
             hint="choose another destination, or move the existing content away",
         )
+
+
+def kind_of(detected: Detected) -> str:
+    """Describe a directory in the same words for all checkpoints that may replace each other.
+
+    Raises:
+        StorageError: The directory cannot be read.
+    """
+    match detected.orbax:
+        case OrbaxItem():
+            return "an item of Orbax"
+        case Step():
+            return "a step of Orbax"
+        case OrbaxRun(steps=steps) if steps:
+            return f"a run with {plural(len(steps), 'step')}"
+    try:
+        return f"a checkpoint of format {open_detected(detected).metadata.format}"
+    except StorageError:
+        raise
+    except CheckpointError:
+        return "not a readable checkpoint"
+
+
+def find_fault(detected: Detected) -> str | None:
+    """Find a file that cannot be read as part of a checkpoint, and the reason.
+
+    Returns:
+        None if the directory is a readable checkpoint, or not a checkpoint at all.
+
+    Raises:
+        StorageError: The directory cannot be read.
+    """
+    try:
+        open_detected(detected)
+    except StorageError:
+        raise
+    except CheckpointError as error:
+        if error.location not in (None, str(detected.location)):
+            return f"{error.location}: {error.raw.line}"
+    return None
+
+
+def find_unowned_entries(detected: Detected) -> Iterable[str]:
+    """Return the files next to a checkpoint that are not part of it, such as another checkpoint.
+
+    Raises:
+        StorageError: The directory cannot be read.
+    """
+    if not isinstance(detected.orbax, OrbaxRun) or detected.orbax.steps:
+        return ()
+    try:
+        return sorted(find_unowned_files(detected.location, open_detected(detected)))
+    except StorageError:
+        raise
+    except CheckpointError:
+        return ()

@@ -15,13 +15,13 @@ from ckpttools.array.scratch import Scratch
 from ckpttools.copying.part import FileGroup
 from ckpttools.copying.pieces import (
     PIECE_BYTES,
+    CopyRoom,
     FileRange,
     PieceDigester,
     digest_of,
     parts_of,
     split_files,
 )
-from ckpttools.copying.room import CopyRoom
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import StorageError
 from ckpttools.core.message_terms import retry_term

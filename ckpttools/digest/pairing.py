@@ -1,15 +1,16 @@
-"""Pair the arrays of two checkpoints, and list the unpaired arrays of either side."""
+"""Pair the arrays of two checkpoints, and list unpaired arrays and other differences."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.patterns import matches
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.text import array_count, matches_any
+from ckpttools.core.region import Shape
+from ckpttools.core.text import array_count, format_type, matches_any, sort_naturally
 from ckpttools.maxtext.tied_embeddings import Head
 from ckpttools.maxtext.vocabulary import Surplus
 from ckpttools.roles.buffers import is_buffer
@@ -168,3 +169,66 @@ class Pairing(Generic[K]):
 def _is_unused(name: str, array: Typed, patterns: Sequence[str]) -> bool:
     is_known = isinstance(array, LazyArray) and is_buffer(name.replace("/", "."), array)
     return matches_any(name, patterns) and not is_known
+
+
+Reason = Literal["missing", "extra", "dtype", "shape", "kind", "values"]
+"""The way in which an array differs: it is missing, extra, or differs in this property.
+
+"kind" is for leaves that are not arrays, or arrays of another kind, such as Python numbers.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """An array that differs between the sides.
+
+    Attributes:
+        name: Name of the array.
+        reason: How the array differs.
+        got, expected: Dtype, shape or digest in the checkpoint and in the reference, if they differ.
+        first: Coordinates of the first differing element, or of the start of the block that contains it.
+        last: Coordinates of the last element of that block; None if `first` is the element itself.
+        elements: Number of differing elements; None if only digests were compared.
+        file: File that contains the first differing element, if known.
+    """
+
+    name: str
+    reason: Reason
+    got: str | None = None
+    expected: str | None = None
+    first: Shape | None = None
+    last: Shape | None = None
+    elements: int | None = None
+    file: str | None = None
+
+
+def sorted_by_name(result: Iterable[Difference]) -> tuple[Difference, ...]:
+    """Return differences in the natural order of names."""
+    by_name = {item.name: item for item in result}
+    return tuple(by_name[name] for name in sort_naturally(by_name))
+
+
+def of_kinds(both: Pairing[K]) -> list[Difference]:
+    """Return the arrays that only one side has, and those whose dtypes or shapes differ."""
+    extra = [Difference(name, "extra") for name in both.only_a]
+    missing = [Difference(name, "missing") for name in both.only_b]
+    other = [
+        Difference(name, "dtype" if a.dtype != b.dtype else "shape", _type(a), _type(b))
+        for name, a, b in both.pairs
+        if not same_kind(a, b)
+    ]
+    return extra + missing + other + [*map(_of_leaf, both.leaves)]
+
+
+def _of_leaf(each: LeafDifference) -> Difference:
+    reason: Reason = "missing" if each.a is None else "extra" if each.b is None else "kind"
+    return Difference(each.name, reason, each.a, each.b)
+
+
+def same_kind(a: Typed, b: Typed) -> bool:
+    """Return whether two arrays have the same dtype and shape."""
+    return (a.dtype, a.shape) == (b.dtype, b.shape)
+
+
+def _type(each: Typed) -> str:
+    return format_type(each.dtype, each.shape)

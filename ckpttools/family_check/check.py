@@ -24,8 +24,8 @@ from ckpttools.formats.json_file import read_json
 from ckpttools.formats.registry import open_tree
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.axes import Side
+from ckpttools.mapping.build import Mapped
 from ckpttools.mapping.flags import inferred_flags
-from ckpttools.mapping.mapped import Mapped
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.sizes import Size, derive, lengths_of
 from ckpttools.mapping.table import Table

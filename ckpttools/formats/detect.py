@@ -23,7 +23,6 @@ from ckpttools.formats.adapters import ADAPTER, is_adapter_alone
 from ckpttools.formats.base import Format, ReadOptions, SupportsLocation
 from ckpttools.formats.interrupted import absent
 from ckpttools.formats.known_formats import built_in_formats, format_named, formats_in_turn
-from ckpttools.formats.orbax.finished import unfinished_reason
 from ckpttools.formats.orbax.hosts import hosts_at
 from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, TREE_FILE
 from ckpttools.formats.orbax.steps import (
@@ -34,6 +33,7 @@ from ckpttools.formats.orbax.steps import (
     Step,
     directories,
     orbax_at,
+    unfinished_reason,
 )
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.stores.base import FileKind

@@ -30,8 +30,7 @@ from ckpttools.stores.memory import Bytes
 from ckpttools.stores.registry import parse
 
 if TYPE_CHECKING:
-    from ckpttools.formats.block_chunks import Chunks
-    from ckpttools.formats.blocks import Stretch
+    from ckpttools.formats.blocks import Chunks, Stretch
 
 # Loading through a `transpose` codec is slower than plain C order. tensorstore reads a complete array of 4096
 # x 8 x 8192 bfloat16 at 0.40 GB/s instead of 1.4. Orbax restores an array of 2048 x 4 x 8192 onto 8 simulated
@@ -145,8 +144,7 @@ class _ReferenceSearch:
         where = references.destination
         self._trials = None if where is None else _trials(where)
         # Most commands reference nothing.
-        from ckpttools.formats.block_chunks import chunks_of
-        from ckpttools.formats.block_finder import Finder
+        from ckpttools.formats.blocks import Finder, chunks_of
 
         self._finder, self._chunks_of = Finder(), chunks_of
         self._names: dict[str, str] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import log10
 
-from ckpttools.maxtext.planning.intervals import Tier
+from ckpttools.maxtext.training_plan import Tier
 
 _WIDTH, _HEIGHT, _LEFT, _TOP = 720, 400, 70, 50
 _RIGHT, _BOTTOM = _WIDTH - 20, _HEIGHT - 60

@@ -17,9 +17,8 @@ from collections.abc import Mapping, Sequence
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
-from ckpttools.sharding.mesh import MeshShape
-from ckpttools.sharding.specs import Spec, shard_counts, spec_text
-from ckpttools.sharding.specs import parse_spec as parse_call
+from ckpttools.sharding.mesh import MeshShape, Spec, shard_counts, spec_text
+from ckpttools.sharding.mesh import parse_spec as parse_call
 
 _SPEC = "axis0, axis-1, layer, replicated, axis0=0,axis1=1 or P('fsdp', None)"
 

@@ -15,11 +15,10 @@ from ckpttools.core.errors import ShapeError, UsageError
 from ckpttools.core.message_terms import action
 from ckpttools.core.region import Shape
 from ckpttools.mapping.axes import Side
-from ckpttools.mapping.build import BoundTable, Direction, build, build_partly, pad_to_shape
+from ckpttools.mapping.build import BoundTable, Direction, Mapped, build, build_partly, pad_to_shape
 from ckpttools.mapping.coverage import ExpectedArray, check_coverage, require_countable
 from ckpttools.mapping.flags import Flag, inferred_flags, observed_flags, refuse_open
 from ckpttools.mapping.keys import Key
-from ckpttools.mapping.mapped import Mapped
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.sizes import (
     Size,

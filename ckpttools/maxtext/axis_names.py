@@ -1,8 +1,10 @@
-"""Logical names of array axes: MaxText's own, followed by the name in the rows of families.
+"""Logical names of array axes, MaxText's own and those of families, and MaxText's sharding rules for them.
 
-MaxText names axes in the code that creates a parameter. For 0.2.5, this table maps the ends of paths to those
-names. Arrays with Hugging Face names get axis names from the family's rows; a merged axis gets the name of
-its outermost part.
+MaxText names axes in the code that creates a parameter. For 0.2.5, this table maps the ends of paths to
+those names. Arrays with Hugging Face names get axis names from the family's rows; a merged axis gets the
+name of its outermost part.
+
+Rules for activations and caches are left out, because checkpoints do not have such axes.
 """
 
 from __future__ import annotations
@@ -138,3 +140,62 @@ def _row_axis_names(row: Row) -> AxisNames:
     # Only the outermost part of a merged axis can be sharded while the other parts stay complete.
     named = {group[0]: own for group, own in zip(row.left.groups, of_left, strict=False)}
     return tuple(named.get(group[0], (group[0],)) for group in row.right.groups)
+
+
+MESH_AXES = (
+    "diloco",
+    "data",
+    "stage",
+    "fsdp",
+    "fsdp_transpose",
+    "context",
+    "context_usp_ulysses",
+    "context_autoregressive",
+    "tensor",
+    "tensor_sequence",
+    "expert",
+    "autoregressive",
+)
+
+_FSDP = ("fsdp", "fsdp_transpose", "context", "context_usp_ulysses", "expert")
+_FSDP_ALONE = ("fsdp", "context", "context_usp_ulysses", "expert")
+_TENSOR = ("tensor", "tensor_sequence", "autoregressive")
+
+LOGICAL_AXIS_RULES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("circular_repeats", ()),
+    ("vocab", _TENSOR),
+    ("embed_vocab", _FSDP),
+    ("heads", _TENSOR),
+    ("q_heads", _TENSOR),
+    ("kv_heads", _TENSOR),
+    ("qkv", ()),
+    ("kv", ()),
+    ("kv_head_dim", ()),
+    ("q_lora", _FSDP),
+    ("q_lora", _FSDP_ALONE),
+    ("q_lora_up_proj", ()),
+    ("kv_lora", _FSDP),
+    ("kv_lora", _FSDP_ALONE),
+    ("kv_lora_up_proj", ()),
+    ("embed_attn", _FSDP),
+    ("exp", ("expert",)),
+    ("mlp_moe", ("fsdp_transpose", *_TENSOR)),
+    ("embed_moe", ("fsdp", "fsdp_transpose", "context", "context_usp_ulysses")),
+    ("embed_moe", ("fsdp", "context", "context_usp_ulysses")),
+    ("embed_router", ("fsdp", "fsdp_transpose", "context", "context_usp_ulysses")),
+    ("embed_router", ("fsdp", "context", "context_usp_ulysses")),
+    ("mlp", ("fsdp_transpose", *_TENSOR)),
+    ("gdn_head", ("fsdp_transpose", *_TENSOR)),
+    ("embed", _FSDP),
+    ("embed", _FSDP_ALONE),
+    ("norm", ("tensor",)),
+    ("layers", ("stage",)),
+    ("diloco", ("diloco",)),
+    ("engram_dim", ("tensor",)),
+    ("dense_layers", ()),
+    ("moe_layers", ()),
+    ("local_layers", ()),
+    ("mhc", ()),
+    ("mlp_no_fsdp", _TENSOR),
+    ("exp_with_fsdp", ("fsdp",)),
+)

@@ -13,14 +13,14 @@ from ckpttools.core.errors import CheckpointError, ConfigError, UsageError, did_
 from ckpttools.core.message_terms import option
 from ckpttools.formats.base import SIDECARS
 from ckpttools.formats.sidecar_files import CONFIG
-from ckpttools.mapping.mapped import Mapped
+from ckpttools.mapping.build import Mapped
 from ckpttools.mapping.table import Table
 from ckpttools.maxtext import tied_embeddings as tying
 from ckpttools.maxtext.config.to_hf_config import SETTINGS, config_from_settings
-from ckpttools.maxtext.config_agreement import require_own_rows, require_same_family, require_same_values
+from ckpttools.maxtext.config_differences import require_own_rows, require_same_family, require_same_values
 from ckpttools.maxtext.conversion_options import TEXT, ToHuggingFace
 from ckpttools.maxtext.family_layouts import family_as_stored
-from ckpttools.maxtext.layer_notes import LayerNotes, with_layer_notes
+from ckpttools.maxtext.layers import LayerNotes, with_layer_notes
 from ckpttools.maxtext.layout import VOCAB
 from ckpttools.maxtext.model_config import text_config
 from ckpttools.maxtext.model_files import ModelFiles

@@ -30,8 +30,7 @@ from ckpttools.maxtext.view import view_of
 from ckpttools.model_families.family import Family
 from ckpttools.model_families.llama_names import MODEL_TYPES, OPTIONAL, REARRANGED, RENAMED, TELLING
 from ckpttools.model_families.registry import families_of_type, family_of
-from ckpttools.transforms.base import Transformed
-from ckpttools.transforms.moves import Move, move_leaves
+from ckpttools.transforms.base import Move, Transformed, move_leaves
 from ckpttools.transforms.strip_wrappers import drop_states, patterns_of_others, strip_wrappers
 
 if TYPE_CHECKING:

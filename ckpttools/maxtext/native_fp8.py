@@ -31,7 +31,7 @@ from ckpttools.transforms.cast import cast
 
 if TYPE_CHECKING:
     from ckpttools.mapping.blocks import Block, Fits
-    from ckpttools.mapping.mapped import ValueNote
+    from ckpttools.mapping.build import ValueNote
     from ckpttools.quantized.scale_checks import ScaleCheck
     from ckpttools.quantized.schemes.base import Weight
 
@@ -105,7 +105,7 @@ def split_quantized(tree: Tree) -> KeptWeights:
             them.
     """
     # Few models are quantized, and few of those stay quantized.
-    from ckpttools.quantized.dequantizable import unreadable_error
+    from ckpttools.quantized.dequantized_tree import unreadable_error
     from ckpttools.quantized.scale_checks import scale_check_of
 
     view = quantized_view(tree)

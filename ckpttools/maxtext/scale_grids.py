@@ -24,7 +24,7 @@ from ckpttools.mapping.blocks import (
     of_blocks,
     times_of,
 )
-from ckpttools.mapping.mapped import ValueNote
+from ckpttools.mapping.build import ValueNote
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.row_conversion import RowConversion, joined, part_of
 from ckpttools.mapping.table import Table

@@ -1,7 +1,7 @@
 """Find the scan axis of parameters from names, shapes, notes and the user's options.
 
 Shapes leave the axis open if all lengths equal the number of layers, or if a tree has few arrays of a model.
-In these cases ckpttools writes a note (`ckpttools.maxtext.layer_notes`).
+In these cases ckpttools writes a note (`ckpttools.maxtext.layers`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError
 from ckpttools.core.message_terms import option
 from ckpttools.mapping.keys import Key
-from ckpttools.maxtext.layer_notes import with_layer_notes
-from ckpttools.maxtext.layers import scan_axes
+from ckpttools.maxtext.layers import scan_axes, with_layer_notes
 from ckpttools.maxtext.layout import DECODER, SCAN_AXIS
 from ckpttools.maxtext.view import MaxTextView, view_of
 from ckpttools.model_families.family import Family

@@ -18,8 +18,7 @@ from ckpttools.mapping.keys import longest_stride, parse_key
 from ckpttools.mapping.sizes import Size, derive, lengths_of, sizes_from_config
 from ckpttools.maxtext.cycles import Cycle, CycleNames, plan_stacks
 from ckpttools.maxtext.family_layouts import family_in
-from ckpttools.maxtext.layer_notes import LayerNotes, first_axis_names, notes_match, with_layer_notes
-from ckpttools.maxtext.layers import layer_stacks
+from ckpttools.maxtext.layers import LayerNotes, first_axis_names, layer_stacks, notes_match, with_layer_notes
 from ckpttools.maxtext.layout import BLOCKS, DECODER, LAYER, LAYERS, LOCAL, PIPELINE, SCAN_AXIS, SCAN_LAYERS
 from ckpttools.maxtext.model_options import ModelOptions, family_for
 from ckpttools.maxtext.recognition import FamilyFit, family_fits
@@ -95,7 +94,7 @@ class StackLayers:
 class UnstackLayers:
     """A transform that unstacks layers as MaxText's scan_layers=false expects.
 
-    The custom metadata records how layers were stacked (`ckpttools.maxtext.layer_notes`).
+    The custom metadata records how layers were stacked (`ckpttools.maxtext.layers`).
 
     Attributes:
         axis: The axis on which the layers of parameters are stacked; None uses shapes or notes.

@@ -16,11 +16,10 @@ from ckpttools.core.message_terms import action, option, quoted_option
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count
 from ckpttools.formats.orbax.several_items import one_item
-from ckpttools.maxtext.flavours import LINEN, NNX, Flavour, linen_state
-from ckpttools.maxtext.layer_notes import first_axis_names, with_layer_notes
+from ckpttools.maxtext.layers import first_axis_names, with_layer_notes
 from ckpttools.maxtext.layout import NNX_AUX, OPTIMIZER, STEP, STEPS
 from ckpttools.maxtext.variables import collection_moves
-from ckpttools.maxtext.view import MaxTextView, view_of
+from ckpttools.maxtext.view import LINEN, NNX, Flavour, MaxTextView, linen_state, view_of
 from ckpttools.quantized.protection import refuse_separation
 from ckpttools.quantized.view import quantized_view
 from ckpttools.roles.names import is_random

@@ -17,9 +17,9 @@ from ckpttools.core.message_terms import option
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import sort_naturally
 from ckpttools.formats.sidecar_files import CONFIG
+from ckpttools.mapping.build import Mapped, ValueNote, notes_of
 from ckpttools.mapping.coverage import NotCoveredError
 from ckpttools.mapping.keys import parse_key
-from ckpttools.mapping.mapped import Mapped, ValueNote, notes_of
 from ckpttools.mapping.sizes import Size, lengths_of
 from ckpttools.mapping.table import Table
 from ckpttools.mapping.values import Fill

@@ -16,16 +16,15 @@ from ckpttools.core.message_terms import action, option, repeated_option
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import array_count, matches_any, plural
 from ckpttools.formats.sidecar_files import CONFIG
+from ckpttools.mapping.build import Mapped, notes_of
 from ckpttools.mapping.coverage import NotCoveredError
-from ckpttools.mapping.mapped import Mapped, notes_of
 from ckpttools.mapping.table import Table
 from ckpttools.maxtext import tied_embeddings as tying
 from ckpttools.maxtext.config.deviations import layers_with_other_kinds
 from ckpttools.maxtext.config.model_facts import ModelFacts
-from ckpttools.maxtext.config_agreement import require_own_rows
+from ckpttools.maxtext.config_differences import require_own_rows
 from ckpttools.maxtext.conversion_options import ToMaxText
 from ckpttools.maxtext.family_layouts import family_in
-from ckpttools.maxtext.flavours import linen_state
 from ckpttools.maxtext.hub_names import (
     OTHER_MODELS_HINT,
     has_llama_names,
@@ -56,6 +55,7 @@ from ckpttools.maxtext.recognition import (
 from ckpttools.maxtext.scan_axis import with_scan_axis
 from ckpttools.maxtext.variables import with_variable_axes
 from ckpttools.maxtext.versions import version_called
+from ckpttools.maxtext.view import linen_state
 from ckpttools.model_families.family import Family, Spelling
 from ckpttools.model_families.hf_defaults import default_fields, default_values
 from ckpttools.quantized.config import declared_quantization, scheme

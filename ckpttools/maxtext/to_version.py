@@ -12,8 +12,7 @@ from ckpttools.core.errors import FormatError, ShapeError, UsageError
 from ckpttools.core.message_terms import action, option, option_names
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count
-from ckpttools.maxtext.layer_notes import first_axis_names, with_layer_notes
-from ckpttools.maxtext.layers import split_number
+from ckpttools.maxtext.layers import first_axis_names, split_number, with_layer_notes
 from ckpttools.maxtext.layout import AUXILIARY, GLOBAL, LAYER, LAYERS, LOCAL
 from ckpttools.maxtext.native_fp8 import scale_pairs
 from ckpttools.maxtext.scan_axis import known_scan_axis

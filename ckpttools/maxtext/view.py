@@ -5,11 +5,17 @@
     view.parameters["decoder", "layers", "mlp", "wi_0", "kernel"]
 
 Everything is inferred from paths, shapes and custom metadata, without reading arrays.
+
+    linen     params/params/decoder/layers/mlp/wi_0/kernel      also below a single `params`
+    nnx       decoder/layers/mlp/wi_0/kernel/value              also below `model`
+    nnx-rl    base/decoder/layers/mlp/wi_0/kernel/value         with or without `value`; others next to `base`
+
+A flavor is a prefix and a suffix of paths, so wrapping and unwrapping are inverse operations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
 from operator import is_
@@ -17,18 +23,20 @@ from types import MappingProxyType
 from typing import Literal
 
 from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import Constant
 from ckpttools.array.relayout import transpose_axes
-from ckpttools.array.tree import Leaf, Metadata, Path, Tree, by_name, keystr
+from ckpttools.array.tree import Empty, Leaf, Metadata, Path, Tree, by_name, keystr
 from ckpttools.core.dataclass import dataclass
+from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError
-from ckpttools.maxtext.flavours import NNX, Flavour, flavour_of
-from ckpttools.maxtext.layer_notes import LayerNotes, layer_notes
 from ckpttools.maxtext.layers import (
     LayerGroup,
+    LayerNotes,
     LayerStack,
     decoder_parameters,
     layer_groups,
     layer_key_slice,
+    layer_notes,
     layer_stacks,
     scan_axes,
     scan_axis,
@@ -36,8 +44,21 @@ from ckpttools.maxtext.layers import (
     stacked_keys,
     stacked_lengths,
 )
-from ckpttools.maxtext.layout import AUXILIARY, COLLECTION, PARAMS, SCAN_AXES, SCAN_LAYERS, VALUE, Kind
-from ckpttools.roles.names import RANDOM, container
+from ckpttools.maxtext.layout import (
+    AUXILIARY,
+    BASE,
+    COLLECTION,
+    MODEL,
+    OPTIMIZER,
+    PARAMS,
+    SCAN_AXES,
+    SCAN_LAYERS,
+    STEP,
+    VALUE,
+    FlavourName,
+    Kind,
+)
+from ckpttools.roles.names import RANDOM, container, wraps
 from ckpttools.roles.of_tree import Role, Roles, roles
 
 OptimizerName = Literal["adamw", "adam_pax", "sgd", "unknown"]
@@ -369,3 +390,78 @@ def _with_leading_axes_at(array: LazyArray, count: int, axis: int) -> LazyArray:
     rest = list(range(count, len(array.shape)))
     order = (*rest[:axis], *range(count), *rest[axis:])
     return transpose_axes(array, order)
+
+
+@dataclass(frozen=True, slots=True)
+class Flavour:
+    """The keys before and after every parameter's path.
+
+    Attributes:
+        name: The name of the flavor; None if parameters are not wrapped.
+        prefix: The keys before the model's own keys.
+        suffix: The keys after the model's own keys.
+    """
+
+    name: FlavourName | None = None
+    prefix: Path = ()
+    suffix: Path = ()
+
+    def wrapped(self, path: Path) -> Path:
+        """Return the path of a parameter in a tree of this flavor."""
+        return (*self.prefix, *path, *self.suffix)
+
+    def holds(self, path: Path) -> bool:
+        """Return whether this flavor wraps a path."""
+        start, end = len(self.prefix), len(path) - len(self.suffix)
+        # A wrapped path must have keys of its own; only an unwrapped path may be empty.
+        return path[:start] == self.prefix and path[end:] == self.suffix and end >= start + bool(self.name)
+
+    def unwrapped(self, path: Path) -> Path:
+        """Invert `wrapped` for a path that this flavor `holds`."""
+        return path[len(self.prefix) : len(path) - len(self.suffix)]
+
+
+PLAIN = Flavour()
+LINEN = Flavour("linen", (PARAMS, PARAMS))
+NNX = Flavour("nnx", (), (VALUE,))
+
+
+def flavour_of(paths: list[Path], mirrored: Path | None) -> Flavour:
+    """Return the flavor of parameters; `PLAIN` if no known framework wrapped them.
+
+    Args:
+        paths: The paths of all parameters.
+        mirrored: The prefix of the parameters that an optimizer mirrors, which decides if several sets are
+            wrapped the same way.
+    """
+    for linen in (LINEN, Flavour("linen", (PARAMS,))):
+        if any(map(linen.holds, paths)):
+            return linen
+    if based := [path for path in paths if path[:1] == (BASE,) and len(path) > 1]:
+        return Flavour("nnx-rl", (BASE,), _suffix(based))
+    model = Flavour("nnx", (MODEL,), NNX.suffix)
+    result = next((item for item in (model, NNX) if paths and all(map(item.holds, paths))), PLAIN)
+    key = mirrored[0] if mirrored else paths[0][0] if paths and paths[0] else ""
+    apart = mirrored or (wraps(key) and all(path[:1] == (key,) for path in paths))
+    return _within(paths, key, result) if apart and result != model else result
+
+
+def _within(paths: list[Path], key: str | int, otherwise: Flavour) -> Flavour:
+    """Return the flavor below a key, or `otherwise` if it has none."""
+    below = [path for path in paths if str(path[0]) == str(key) and len(path) > 1]
+    inner = flavour_of([path[1:] for path in below], None) if below else PLAIN
+    return Flavour(inner.name, (*below[0][:1], *inner.prefix), inner.suffix) if inner.name else otherwise
+
+
+def _suffix(paths: Iterable[Path]) -> Path:
+    return NNX.suffix if all(path[1:] and path[-1:] == NNX.suffix for path in paths) else ()
+
+
+def linen_state(parameters: Mapping[Path, LazyArray], step: int, custom: Mapping[str, object]) -> Tree:
+    """Return parameters as the tree that MaxText's converter writes: with a step, without optimizer state."""
+    leaves: dict[Path, Leaf] = {
+        STEP: Constant((), DTYPES["int64"], step.to_bytes(8, "little", signed=True)),
+        **{LINEN.wrapped(path): array for path, array in parameters.items()},
+        OPTIMIZER: Empty("Dict"),
+    }
+    return Tree(leaves, Metadata(step=step, custom=custom, scalars=frozenset({STEP})))

@@ -1,4 +1,4 @@
-"""Write a family as a TOML file, the inverse of `toml_read`, as a starting point for a custom family."""
+"""Write a family as a TOML file, the inverse of `family_from_file`, as a start for a custom family."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trees in which quantized weights are replaced by their dequantized values."""
+"""Trees whose quantized weights are replaced by their dequantized values, or the reasons why not."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import distinct_arrays
 from ckpttools.array.tree import Leaf, Path, Tree, by_name, dotted
 from ckpttools.core.dtypes import DTYPES, DType
+from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.notes import Note, Notes
+from ckpttools.core.region import Region, Shape
 from ckpttools.core.text import array_count
-from ckpttools.quantized.config import Like, scheme, without_quantization
+from ckpttools.quantized.config import FIELD, Like, exempt_modules, scheme, without_quantization
 from ckpttools.quantized.decoding import array_of, result_of
-from ckpttools.quantized.dequantizable import unreadable_error
-from ckpttools.quantized.scales import last_key
-from ckpttools.quantized.schemes.base import Weight
+from ckpttools.quantized.scales import ArrayLike, last_key, scales_no_weight
+from ckpttools.quantized.schemes.base import Module, UnreadableError, UnsupportedError, Weight
+from ckpttools.quantized.schemes.registry import read_formats, read_methods, scheme_of
+from ckpttools.quantized.unsupported_errors import remedy
 from ckpttools.quantized.view import DequantizedTree, quantized_view
-from ckpttools.quantized.weights import Weights
+from ckpttools.quantized.weights import QuantizedWeight, Weights, is_scale
 
 
 def dequantize_tree(
@@ -120,3 +123,163 @@ def dequantize_weights(tree: Tree, names: Collection[str]) -> dict[str, LazyArra
         for name in names
         if name in readable
     }
+
+
+def read_shapes(weights: Iterable[Weight], arrays: Mapping[str, LazyArray]) -> Mapping[str, Shape] | None:
+    """Read the stored shapes of weights, by array name; return None if they agree with the headers."""
+    declared = {item.stored_shape: item for item in weights}
+    named = [name for name in declared if name is not None]
+    # Read in file order, where shapes are adjacent: one request to a remote store reads thousands of them.
+    named.sort(key=lambda name: arrays[name].first_byte(Region.whole(arrays[name].shape)))
+    shapes = {name: tuple(int(length) for length in arrays[name].read().reshape(-1)) for name in named}
+    return None if all(declared[name].shape == shape for name, shape in shapes.items()) else shapes
+
+
+def has_doubtful_shapes(weights: Weights) -> bool:
+    """Return whether stored shapes must be read, because the last code of a row may be partly empty.
+
+    A row of several groups of complete codes has the length stated in the headers.
+    """
+    declared = (item for item in weights.readable.values() if item.stored_shape is not None)
+    widths = ((item.scales[0].block[-1], item) for item in declared)
+    return any(width % item.packed or width >= item.shape[-1] for width, item in widths)
+
+
+def interpret_weights(
+    arrays: Mapping[str, ArrayLike],
+    result: Mapping[str, QuantizedWeight],
+    declared: Mapping[str, Any] | None,
+    shapes: Mapping[str, Shape] | None = None,
+) -> Weights:
+    """Interpret quantized weights with the supported schemes.
+
+    Args:
+        arrays: All arrays by name.
+        result: The quantized weights among the arrays.
+        declared: The `quantization_config` that describes the weights.
+        shapes: As for `ckpttools.quantized.schemes.base.Module`.
+    """
+    declared = declared or {}
+    readable: dict[str, Weight] = {}
+    strange: list[str] = []
+    faults: list[str] = []
+    for name, item in result.items():
+        module = Module(name, item.sides, arrays, declared, shapes or {})
+        known = scheme_of(module)
+        if known is None:
+            (faults if item.is_bare else strange).extend([] if _is_plain_table(item) else [str(item)])
+            continue
+        try:
+            readable[name] = known.read(module)
+        except UnsupportedError as error:
+            strange.append(str(error))
+        except UnreadableError as error:
+            faults.append(str(error))
+    used = {name for item in readable.values() for name in item.stored}
+    known_names = used | {name for item in result.values() for name in (item.name, *item.sides)}
+    exempt = exempt_modules(declared)
+    others = [name for name in arrays if name not in known_names]
+    left_out = tuple(name for name in others if scales_no_weight(name))
+    alone = (name for name in others if is_scale(name) and not exempt.has(name) and name not in left_out)
+    faults += [f"{name}: {arrays[name].dtype}, a scale without a weight" for name in alone]
+    faults += _clashes(readable.values(), arrays, used)
+    named = unsupported_reason(declared) if result else ()
+    lines = (*named, *strange, *faults)
+    return Weights(readable, lines, left_out, is_whole=bool(lines) and (bool(named) or not faults))
+
+
+def _is_plain_table(each: QuantizedWeight) -> bool:
+    """Return whether integers have no scales and too many bits for any scheme."""
+    return each.dtype.kind in ("int", "uint") and each.dtype.bits > 32 and not each.scales
+
+
+def _clashes(weights: Iterable[Weight], arrays: Mapping[str, ArrayLike], used: set[str]) -> Iterator[str]:
+    """Yield each logical name that another array or weight also has, one line each."""
+    count = Counter(weight.name for weight in weights)
+    for name, times in count.items():
+        if times > 1 or (name in arrays and name not in used):
+            yield f"{name}: a plain array and a quantized one have this name"
+
+
+def unreadable_error(result: Weights, declared: Mapping[str, Any] | None, location: str) -> FormatError:
+    """Return the error that lists the weights which cannot be dequantized, with reasons."""
+    is_read = (declared or {}).get("quant_method") in read_methods()
+    is_damaged = is_read and not result.is_whole
+    return FormatError(
+        "these quantized weights cannot be dequantized, and their values are meaningless without their "
+        "scales:" + listing(list(result.faults)),
+        location=location or None,
+        got=f"{scheme(declared)} ({FIELD})",
+        expected=_expected(is_read, is_damaged),
+        hint="download the checkpoint again with all of its files, including config.json"
+        if is_damaged
+        else remedy(declared, is_read=False),
+    )
+
+
+def _expected(is_read: bool, is_damaged: bool) -> str:
+    if is_damaged:
+        return "each weight with the scales that config.json declares"
+    return "a supported scheme" if is_read else f"{FIELD} of {', '.join(read_methods())}"
+
+
+_COMPRESSED = "compressed-tensors"
+_DENSE = "dense"
+# Formats that leave the details to each group, or declare that nothing is quantized.
+_GENERAL = frozenset((_DENSE, "mixed-precision"))
+
+
+def unsupported_reason(declared: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the unsupported settings of a `quantization_config`, one line each.
+
+    Weights with such settings may have the names and dtypes of supported weights but a different meaning.
+    """
+    return tuple(dict.fromkeys((*_formats(declared), *_sparsity(declared), *_rotations(declared))))
+
+
+def _formats(declared: Mapping[str, Any]) -> Iterator[str]:
+    if declared.get("quant_method") != _COMPRESSED:
+        return
+    for location in (declared, *_mappings(declared.get("config_groups"))):
+        name = location.get("format")
+        if isinstance(name, str) and name not in _GENERAL | read_formats():
+            yield f"format: {name}, which is not supported"
+
+
+def _sparsity(declared: Mapping[str, Any]) -> Iterator[str]:
+    sparsity = declared.get("sparsity_config")
+    name = sparsity.get("format") if isinstance(sparsity, Mapping) else None
+    if name not in (None, _DENSE):
+        yield f"sparsity_config: weights are stored as {name}, which is not supported"
+
+
+def _rotations(declared: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the activations that are rotated at run time to undo rotations of weights.
+
+    Rotations of queries and cached keys cancel out, and weight-only rotations are stored in the weights.
+    """
+    transforms = declared.get("transform_config")
+    groups = transforms.get("config_groups") if isinstance(transforms, Mapping) else None
+    result = [
+        location
+        for mapping in _mappings(groups)
+        for location in _locations(mapping)
+        if location in ("input", "output")
+    ]
+    if result:
+        yield (
+            f"transform_config: activations are rotated at run time ({', '.join(dict.fromkeys(result))}), "
+            "without which the weights have another meaning"
+        )
+
+
+def _locations(transform: Mapping[str, Any]) -> Iterator[Any]:
+    applied = transform.get("apply")
+    for item in applied if isinstance(applied, list) else ():
+        yield item.get("location") if isinstance(item, Mapping) else None
+
+
+def _mappings(groups: object) -> Iterator[Mapping[str, Any]]:
+    for group in groups.values() if isinstance(groups, Mapping) else ():
+        if isinstance(group, Mapping):
+            yield group

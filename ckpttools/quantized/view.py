@@ -172,7 +172,7 @@ class QuantizedView:
         """
         if not (self.weights or self.declared):
             return Weights({})
-        from ckpttools.quantized.dequantizable import interpret_weights
+        from ckpttools.quantized.dequantized_tree import interpret_weights
 
         return interpret_weights(by_name(self.tree.arrays), self.weights, self.declared)
 
@@ -181,7 +181,7 @@ class QuantizedView:
         """Like `by_headers`, with stored shapes; raises StorageError if they cannot be read."""
         if not self.readable:
             return self.by_headers
-        from ckpttools.quantized.dequantizable import interpret_weights, read_shapes
+        from ckpttools.quantized.dequantized_tree import interpret_weights, read_shapes
 
         arrays = by_name(self.tree.arrays)
         shapes = read_shapes(self.readable.values(), arrays)
@@ -273,7 +273,7 @@ class QuantizedView:
         """
         weights = self.by_headers
         if weights.readable:
-            from ckpttools.quantized.dequantizable import has_doubtful_shapes
+            from ckpttools.quantized.dequantized_tree import has_doubtful_shapes
 
             weights = self.shaped if has_doubtful_shapes(weights) else weights
         if weights.faults or not weights.readable:

@@ -9,7 +9,18 @@ from functools import cached_property
 from ckpttools.array.tree import Path
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import Shape
-from ckpttools.roles.mirrors import ArrayFacts, Mirrors, below_moments, is_moments_shape
+from ckpttools.roles.mirrors import (
+    ArrayFacts,
+    Heads,
+    Mirrors,
+    below_moments,
+    inside,
+    is_moments_shape,
+    lifted,
+    mostly,
+    outside,
+    sizes,
+)
 from ckpttools.roles.names import (
     ENCLOSED,
     KERAS,
@@ -33,7 +44,6 @@ from ckpttools.roles.names import (
     unwrapped,
     wraps_states,
 )
-from ckpttools.roles.subtrees import Heads, inside, lifted, mostly, outside, sizes
 
 
 def named_state(mirrors: Mirrors, empty: Collection[Path]) -> Heads:

@@ -24,8 +24,17 @@ from typing import Literal, Protocol
 from ckpttools.array.tree import Path, Tree
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import Shape
-from ckpttools.roles.copies import Copies, copies
-from ckpttools.roles.mirrors import ArrayFacts, Mirrors
+from ckpttools.roles.mirrors import (
+    ArrayFacts,
+    Copies,
+    Heads,
+    Mirrors,
+    branch,
+    copies,
+    inside,
+    lifted,
+    outside,
+)
 from ckpttools.roles.named_state import named_state
 from ckpttools.roles.names import (
     KEYS,
@@ -42,7 +51,6 @@ from ckpttools.roles.names import (
     may_tell,
     unwrapped,
 )
-from ckpttools.roles.subtrees import Heads, branch, inside, lifted, outside
 from ckpttools.roles.unnamed_state import in_branches, unnamed_state
 
 Role = Literal["parameter", "optimizer", "other"]

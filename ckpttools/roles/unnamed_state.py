@@ -8,9 +8,19 @@ from functools import cached_property
 
 from ckpttools.array.tree import Path
 from ckpttools.core.dataclass import dataclass
-from ckpttools.roles.mirrors import Mirrors, Moment, below_moments
+from ckpttools.roles.mirrors import (
+    Heads,
+    Mirrors,
+    Moment,
+    below_moments,
+    branch,
+    inside,
+    lifted,
+    mostly,
+    outside,
+    sizes,
+)
 from ckpttools.roles.names import MOMENTS, SHARED, STEPS, is_hyperparameter, is_wrapper, wraps
-from ckpttools.roles.subtrees import Heads, branch, inside, lifted, mostly, outside, sizes
 
 # A module may be named like a moment and have the paths of one or two parameters of another module.
 _FEW = 2

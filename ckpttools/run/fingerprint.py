@@ -10,8 +10,8 @@ from ckpttools.array.lazy import ByteSource
 from ckpttools.formats.base import Writer
 from ckpttools.plan.plan import Plan
 from ckpttools.stores.base import File
+from ckpttools.stores.checksums import sample_files
 from ckpttools.stores.registry import parse
-from ckpttools.stores.samples import sample_files
 
 
 def is_local(source: ByteSource) -> bool:

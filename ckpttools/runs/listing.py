@@ -1,8 +1,14 @@
-"""The steps of a run: their contents, whether they are finished, and their disk usage."""
+"""The steps of a run: contents, metrics, disk usage, and whether each is finished or being deleted.
+
+While Orbax (v1) deletes an item of a step, a file `_CHECKPOINT_DELETION` in the step records it. Until
+then all readers consider the item deleted, and nothing else may change the step. Deleting a complete step
+leaves no such record.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import field, replace
 from typing import TypeVar
 
@@ -17,7 +23,7 @@ from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.detect import Detected, LocationKind, detect, identified
 from ckpttools.formats.flax.format import numbered_states
 from ckpttools.formats.interrupted import empty_error
-from ckpttools.formats.orbax.finished import unfinished_reason
+from ckpttools.formats.json_file import read_json
 from ckpttools.formats.orbax.hosts import is_part_of_a_host
 from ckpttools.formats.orbax.naming import ITEM
 from ckpttools.formats.orbax.several_items import one_item
@@ -28,13 +34,12 @@ from ckpttools.formats.orbax.steps import (
     OrbaxRun,
     Step,
     directories,
+    unfinished_reason,
 )
 from ckpttools.formats.registry import not_opened, open_detected, open_tree
 from ckpttools.formats.zarr.legacy_runs import LegacyRun, legacy_items, legacy_run, legacy_run_in
 from ckpttools.maxtext.loading.paths import EMERGENCY_ITEMS, list_committed_steps
 from ckpttools.maxtext.view import view_of
-from ckpttools.runs.deletion_records import read_deletion
-from ckpttools.runs.metrics import METRICS, load_step_metrics
 from ckpttools.runs.usage import measure_usage
 from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.location import Location
@@ -453,3 +458,66 @@ def list_tree(tree: Tree, name: str, step_tree: Tree | None = None) -> ItemListi
     missing = 0 if lacking is None else lacking.missing
     nbytes = sum(array.nbytes for array in arrays)
     return ItemListing(name, kind, len(arrays), nbytes, missing, is_state)
+
+
+METRICS = "metrics"
+"""Name of the item, and of the only file in it."""
+
+
+def load_step_metrics(step: Location) -> Mapping[str, float] | None:
+    """Return the metrics by name, with nested names joined by "/"; None if there are none.
+
+    Raises:
+        FormatError, StorageError: The file is not a JSON object, or cannot be read.
+    """
+    location = step / METRICS / METRICS
+    return dict(_numbers(read_json(location), "")) if location.is_file() else None
+
+
+def _numbers(document: Mapping[str, object], above: str) -> Iterator[tuple[str, float]]:
+    for name, value in document.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(value, f"{above}{name}/")
+        elif isinstance(value, int | float | str) and not isinstance(value, bool):
+            # Integers beyond the range of float64 become infinite. Values that JSON cannot represent, such as
+            # an array of one number, are often saved as text.
+            with suppress(ValueError):
+                yield f"{above}{name}", float(str(value))
+
+
+RECORD = "_CHECKPOINT_DELETION"
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """An item of a step that is being deleted.
+
+    Attributes:
+        item: Name of the item.
+        destination: Location to which the item is moved; None if it is removed.
+    """
+
+    item: str
+    destination: str | None
+
+
+def read_deletion(step: Location) -> Deletion | None:
+    """Return a step's running or interrupted deletion; None if there is none.
+
+    Raises:
+        FormatError: The record is invalid.
+        StorageError: The record cannot be read.
+    """
+    location = step / RECORD
+    if not location.is_file():
+        return None
+    declared = read_json(location)
+    item, destination = declared.get("checkpointable_name"), declared.get("destination")
+    if not isinstance(item, str) or not item or not isinstance(destination, str | None):
+        raise FormatError(
+            "not a record of a deletion",
+            location=location,
+            expected="checkpointable_name, and destination or null",
+            hint="retry the deletion with Orbax, or restore the step from another copy",
+        )
+    return Deletion(item, destination)

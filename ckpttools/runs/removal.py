@@ -15,9 +15,8 @@ from shlex import quote
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, StorageError, listing
 from ckpttools.core.message_terms import option
-from ckpttools.formats.orbax.finished import unfinished_reason
 from ckpttools.formats.orbax.metadata import COMMIT_FILE
-from ckpttools.formats.orbax.steps import DELETING, Step, deletion_marker, has_new_files
+from ckpttools.formats.orbax.steps import DELETING, Step, deletion_marker, has_new_files, unfinished_reason
 from ckpttools.runs.journal import PruneJournal, at_work, fingerprint, plan_of, removing
 from ckpttools.stores.abilities import SupportsCacheInvalidation, SupportsRename
 from ckpttools.stores.location import Location

@@ -17,11 +17,11 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 
 from ckpttools.core.dtypes import DType
 from ckpttools.core.region import Region
-from ckpttools.sharding.array_targets import ArrayTarget
+from ckpttools.sharding.assignments import ArrayTarget
 from ckpttools.sharding.fetch_plan import Homes, Stretches, first_homes, shards_from_boxes
+from ckpttools.sharding.mesh import mesh_axes, spec_from_entries, to_partition_spec
 from ckpttools.sharding.scatter import Parts
 from ckpttools.sharding.shards import Shards
-from ckpttools.sharding.specs import mesh_axes, spec_from_entries, to_partition_spec
 
 _PROCESS, _DEVICE = "process", "device"
 

@@ -15,8 +15,7 @@ from ckpttools.core.notes import Notes
 from ckpttools.core.region import Region, Shape
 from ckpttools.core.text import array_count
 from ckpttools.plan.pieces import PIECE_BYTES, fit_pieces
-from ckpttools.sharding.array_targets import ArrayTarget
-from ckpttools.sharding.assignments import Assignment
+from ckpttools.sharding.assignments import ArrayTarget, Assignment
 from ckpttools.sharding.exchange import (
     devices_per_process,
     first_replicas,
@@ -24,9 +23,8 @@ from ckpttools.sharding.exchange import (
     is_movable,
     stretch_target,
 )
-from ckpttools.sharding.fetch_plan import Way, choose_way
+from ckpttools.sharding.fetch_plan import Way, choose_way, projected_cost
 from ckpttools.sharding.load_request import Request
-from ckpttools.sharding.read_regions import projected_cost
 from ckpttools.sharding.scatter import Parts
 from ckpttools.sharding.shards import LocalParts, Shards
 

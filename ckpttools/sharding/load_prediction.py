@@ -12,8 +12,7 @@ from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import option
 from ckpttools.core.region import Region, Shape, grid_index
 from ckpttools.sharding.fetch_plan import FetchPlan, Homes, Way, choose_way, sample_processes
-from ckpttools.sharding.mesh import MeshShape
-from ckpttools.sharding.specs import Spec, shard_counts, shard_shape
+from ckpttools.sharding.mesh import MeshShape, Spec, shard_counts, shard_shape
 
 # The default of `ckpttools.load`.
 MAX_OVER_READ = 1.5

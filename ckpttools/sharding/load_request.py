@@ -30,8 +30,7 @@ from ckpttools.core.text import array_count, format_type, sample_names
 from ckpttools.maxtext.view import view_of
 from ckpttools.roles.names import is_wrapper
 from ckpttools.sharding.assignments import Assigner, Assignment, DeviceOptions
-from ckpttools.sharding.mesh import MeshShape
-from ckpttools.sharding.specs import shard_shape, spec_from_entries
+from ckpttools.sharding.mesh import MeshShape, shard_shape, spec_from_entries
 from ckpttools.sharding.templates import ExpectedLeaf, TreeTemplate
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.cast import CastMap, can_cast, cast, cast_notes

@@ -14,8 +14,7 @@ import jax
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CoverageError, LostValuesWarning, listing
-from ckpttools.sharding.array_targets import Batches
-from ckpttools.sharding.assignments import Assignment
+from ckpttools.sharding.assignments import Assignment, Batches
 from ckpttools.sharding.exchange import broadcast_parts, exchange_parts
 from ckpttools.sharding.load_plan import LoadPlan, Route, group_routes, join_reads
 from ckpttools.sharding.load_request import Request

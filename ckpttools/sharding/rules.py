@@ -26,10 +26,8 @@ from ckpttools.core.message_terms import action
 from ckpttools.core.text import array_count, sample_names
 from ckpttools.formats.json_file import parse_json
 from ckpttools.mapping.documents import fields, mapping, text
-from ckpttools.maxtext.axis_names import AxisNames, axis_names
-from ckpttools.maxtext.logical_rules import LOGICAL_AXIS_RULES, MESH_AXES
-from ckpttools.sharding.mesh import MeshShape
-from ckpttools.sharding.specs import Spec, check_spec, parse_spec, require_axes, spec_from_entries
+from ckpttools.maxtext.axis_names import LOGICAL_AXIS_RULES, MESH_AXES, AxisNames, axis_names
+from ckpttools.sharding.mesh import MeshShape, Spec, check_spec, parse_spec, require_axes, spec_from_entries
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 

@@ -24,11 +24,9 @@ from ckpttools.formats.base import Extents, Layout, Writer
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.placement import DataFile, Placement
 from ckpttools.formats.registry import find_unowned_files
-from ckpttools.formats.zarr.chunking import chunk_shape
-from ckpttools.formats.zarr.given_chunks import GivenChunks
-from ckpttools.sharding.mesh import mesh_chunk
+from ckpttools.formats.zarr.chunking import GivenChunks, chunk_shape
+from ckpttools.sharding.mesh import mesh_chunk, spec_from_entries
 from ckpttools.sharding.save_shards import ShardHolder
-from ckpttools.sharding.specs import spec_from_entries
 from ckpttools.stores.costs import Streams
 from ckpttools.stores.location import Location
 

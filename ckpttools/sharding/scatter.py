@@ -20,7 +20,7 @@ from ckpttools.array.scratch import Scratch
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import Region, Shape
 from ckpttools.run.scanning import scan
-from ckpttools.sharding.read_regions import Cutter
+from ckpttools.sharding.fetch_plan import Cutter
 from ckpttools.sharding.shards import LocalParts, merge_parts
 
 

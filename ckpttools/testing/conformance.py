@@ -41,8 +41,7 @@ from ckpttools.plan.plan import build
 from ckpttools.run.executor import execute
 from ckpttools.stores import Location, LocationLike, parse
 from ckpttools.stores.memory import MemoryStore
-from ckpttools.testing.strategies import noise, regions, stored
-from ckpttools.testing.trees import assert_same, many_leaves, trees, unambiguous
+from ckpttools.testing.strategies import assert_same, many_leaves, noise, regions, stored, trees, unambiguous
 
 MEMORY = 512 << 20
 SCHEMES = ("file", "memory")

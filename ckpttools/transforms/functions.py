@@ -25,8 +25,7 @@ from ckpttools.core.message_terms import option
 from ckpttools.core.notes import Notes
 from ckpttools.core.region import Region
 from ckpttools.core.user_code import check_code
-from ckpttools.transforms.base import Transform, Transformed
-from ckpttools.transforms.moves import Move, move_leaves, path_like
+from ckpttools.transforms.base import Move, Transform, Transformed, move_leaves, path_like
 from ckpttools.transforms.rename import Remap, read_rules, renames
 
 if TYPE_CHECKING:

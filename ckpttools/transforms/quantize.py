@@ -17,7 +17,7 @@ from ckpttools.core.message_terms import action, option, repeated_option
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import array_count, sample_names, sort_naturally
 from ckpttools.quantized.config import FIELD
-from ckpttools.quantized.dequantizable import unreadable_error
+from ckpttools.quantized.dequantized_tree import unreadable_error
 from ckpttools.quantized.encoders import GROUP, Fp8Blocks, Mxfp4Encoder
 from ckpttools.quantized.modules import (
     EXPERTS,

@@ -24,14 +24,13 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CoverageError, MappingError, listing, near_names, system_error
 from ckpttools.core.notes import Notes
 from ckpttools.mapping.axes import parse_side
+from ckpttools.mapping.build import Mapped
 from ckpttools.mapping.documents import fields, length, list_of, mapping, text, truth
 from ckpttools.mapping.keys import Field, Key, parse_key
-from ckpttools.mapping.mapped import Mapped
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Table
-from ckpttools.transforms.base import Transformed
-from ckpttools.transforms.moves import Move, move_leaves, path_like
+from ckpttools.transforms.base import Move, Transformed, move_leaves, path_like
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError, near_names
 from ckpttools.core.message_terms import action, quoted_option
 from ckpttools.core.notes import Notes
-from ckpttools.transforms.base import Transformed
-from ckpttools.transforms.moves import Move, move_leaves
+from ckpttools.transforms.base import Move, Transformed, move_leaves
 
 _MOST_NAMED = 8
 

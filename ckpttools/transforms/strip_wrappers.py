@@ -13,8 +13,7 @@ from ckpttools.array.tree import Path, Tree, dotted
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count, matches_any, plural, sample_names
 from ckpttools.roles.buffers import is_buffer
-from ckpttools.transforms.base import Transformed
-from ckpttools.transforms.moves import Move, move_leaves
+from ckpttools.transforms.base import Move, Transformed, move_leaves
 
 # Keys under which trainers store the state dict of a model: torchtitan and accelerate, Lightning, DeepSpeed.
 _OUTER = frozenset(("app", "model", "model_state_dict", "module", "policy", "state_dict", "weights"))

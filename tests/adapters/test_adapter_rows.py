@@ -20,8 +20,8 @@ from ckpttools.adapters.factors import Adapter, FactorPair
 from ckpttools.adapters.fitting import fit_adapter
 from ckpttools.adapters.from_jax import adapter_of_maxtext
 from ckpttools.adapters.merge import merge_into_base
+from ckpttools.adapters.peft import to_peft
 from ckpttools.adapters.to_maxtext import ToMaxTextAdapter, to_maxtext_adapter
-from ckpttools.adapters.to_peft import to_peft
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.model_families.registry import families, family_of
 

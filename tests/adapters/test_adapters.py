@@ -23,7 +23,7 @@ from ckpttools.adapters.merge import merge_into_base
 from ckpttools.adapters.peft import open_peft
 from ckpttools.array.tree import dotted
 from ckpttools.maxtext.to_maxtext import to_maxtext
-from ckpttools.plan.node_lines import NodeLines, Nodes
+from ckpttools.plan.array_lines import NodeLines, Nodes
 from ckpttools.stores.registry import parse
 
 PEFT = FIXTURES / "peft"

@@ -16,8 +16,7 @@ from support.trees import lazy
 import ckpttools
 from ckpttools import DTYPES, CheckpointError, MemoryBudgetError, SourceChangedError, UsageError
 from ckpttools.adapters.bases import open_base
-from ckpttools.adapters.extract import ExtractOptions, extract_low_rank
-from ckpttools.adapters.truncated_svd import ranked_spectrum, spectrum
+from ckpttools.adapters.extract import ExtractOptions, extract_low_rank, ranked_spectrum, spectrum
 
 PEFT = FIXTURES / "peft"
 BASE = PEFT / "bases" / "llama-float32"

@@ -16,7 +16,7 @@ from support.object_stores import files_in
 import ckpttools
 from ckpttools import CheckpointError, FormatError, SourceChangedError, UsageError
 from ckpttools.api import publish_plan as publishing
-from ckpttools.plan.plan_encoding import read_plan
+from ckpttools.plan.plan_file import read_plan
 from ckpttools.run.entries import UnfinishedError
 from ckpttools.stores import parse
 from ckpttools.stores.publishing import JobInfo, staging_of

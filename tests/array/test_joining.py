@@ -14,8 +14,7 @@ from ckpttools.mapping.row import row, rows
 from ckpttools.mapping.row_conversion import with_parts
 from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Table
-from ckpttools.testing.strategies import stored
-from ckpttools.testing.trees import UnreadableFile
+from ckpttools.testing.strategies import UnreadableFile, stored
 
 F32 = DTYPES["float32"]
 LENGTHS = st.integers(1, 6)

@@ -28,6 +28,8 @@ from ckpttools.core.region import count_runs, grid_cell, grid_indices
 from ckpttools.mapping.values import Cast
 from ckpttools.stores.memory import Bytes
 from ckpttools.testing.strategies import (
+    ReadRefusedError,
+    UnreadableFile,
     chunk_shapes,
     chunked,
     dtypes,
@@ -38,7 +40,6 @@ from ckpttools.testing.strategies import (
     shapes,
     stored,
 )
-from ckpttools.testing.trees import ReadRefusedError, UnreadableFile
 
 BF16, F32, U8 = DTYPES["bfloat16"], DTYPES["float32"], DTYPES["uint8"]
 orders = cache(st.permutations)

@@ -21,8 +21,16 @@ from ckpttools.core.region import Shape, contiguous_runs
 from ckpttools.plan.pieces import PIECE_BYTES, Cut, Item, Tiles, consecutive, fit_pieces, grain
 from ckpttools.run.scanning import scan
 from ckpttools.stores.memory import Bytes
-from ckpttools.testing.strategies import Known, chunk_shapes, chunked, lazy_arrays, noise, shapes, stored
-from ckpttools.testing.trees import UnreadableFile
+from ckpttools.testing.strategies import (
+    Known,
+    UnreadableFile,
+    chunk_shapes,
+    chunked,
+    lazy_arrays,
+    noise,
+    shapes,
+    stored,
+)
 
 MIB = 1 << 20
 BF16, F32 = DTYPES["bfloat16"], DTYPES["float32"]

@@ -20,10 +20,10 @@ from support.hf_models import write_llama
 from support.locations import HF, ORBAX
 
 import ckpttools
-from ckpttools.cli import units
 from ckpttools.cli.lazy import LazyGroup
 from ckpttools.cli.main import main
 from ckpttools.cli.progress import Lines, Listener
+from ckpttools.core import units
 from ckpttools.core.budget import parse_size
 from ckpttools.run.events import Publishing, Started, TaskDone
 from ckpttools.testing import models

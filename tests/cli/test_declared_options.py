@@ -17,8 +17,8 @@ from ckpttools.core.argument_checks import argument_types, argument_validator
 from ckpttools.core.budget import parse_size
 from ckpttools.core.dtypes import parse_dtype
 from ckpttools.core.options import Option, any_text
-from ckpttools.stores.models import model_at
 from ckpttools.stores.registry import parse
+from ckpttools.stores.web.hub_name import model_at
 
 # Commands whose functions have other names.
 FUNCTIONS = {

@@ -30,7 +30,7 @@ from ckpttools.formats.zarr.array import checked_grid
 from ckpttools.formats.zarr.write import ZarrWriter
 from ckpttools.stores import parse
 from ckpttools.testing.conformance import FormatTests
-from ckpttools.testing.trees import assert_same, trees, unambiguous
+from ckpttools.testing.strategies import assert_same, trees, unambiguous
 
 CODECS = {"raw": None, "zstd": Zstd(3)}
 EVERY_CODEC = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)

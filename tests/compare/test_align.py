@@ -30,11 +30,10 @@ from ckpttools.compare.align import AlignOptions, align, as_maxtext
 from ckpttools.compare.verify import compare
 from ckpttools.core.message_terms import render
 from ckpttools.digest.pairing import Pairing
-from ckpttools.maxtext.flavours import LINEN, NNX
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.to_hf import to_huggingface
 from ckpttools.maxtext.to_maxtext import to_maxtext
-from ckpttools.maxtext.view import view_of
+from ckpttools.maxtext.view import LINEN, NNX, view_of
 from ckpttools.testing.strategies import noise, stored
 
 PLENTY = {"memory": 512 << 20, "jobs": 2}

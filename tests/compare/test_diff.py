@@ -31,8 +31,16 @@ from ckpttools.digest.pairing import Pairing
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.safetensors.write import SafetensorsWriter
 from ckpttools.formats.zarr.write import ZarrWriter
-from ckpttools.testing.strategies import chunk_shapes, chunked, dtypes, lazy_arrays, noise, shapes, stored
-from ckpttools.testing.trees import UnreadableFile
+from ckpttools.testing.strategies import (
+    UnreadableFile,
+    chunk_shapes,
+    chunked,
+    dtypes,
+    lazy_arrays,
+    noise,
+    shapes,
+    stored,
+)
 
 ckpt = partial(ended, "diff")
 

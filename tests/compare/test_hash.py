@@ -36,11 +36,10 @@ from ckpttools import (
 from ckpttools.array.nodes import Chunked, Decoded, take
 from ckpttools.codecs.registry import parse_compression
 from ckpttools.core.region import grid_cell, grid_indices
-from ckpttools.digest import block_hasher, digest, digester
-from ckpttools.digest.block_hasher import BlockHasher, Room
+from ckpttools.digest import digest, digester
 from ckpttools.digest.canonical import Selection, per_layer
 from ckpttools.digest.digest import algorithm_named, block_ends
-from ckpttools.digest.digester import Digester
+from ckpttools.digest.digester import BlockHasher, Digester, Room
 from ckpttools.digest.hashing import hash_tree
 from ckpttools.digest.stacks import assembled, cheapest_reads, wholes
 from ckpttools.formats.orbax.write import OrbaxWriter
@@ -60,7 +59,7 @@ SMALL_BLOCK = 48
 
 @contextmanager
 def blocks_of(nbytes=SMALL_BLOCK):
-    with patch.object(digest, "BLOCK_BYTES", nbytes), patch.object(block_hasher, "BLOCK_BYTES", nbytes):
+    with patch.object(digest, "BLOCK_BYTES", nbytes), patch.object(digester, "BLOCK_BYTES", nbytes):
         yield
 
 

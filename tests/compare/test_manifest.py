@@ -47,8 +47,7 @@ from ckpttools.run.executor import execute
 from ckpttools.stores.local.files import write_atomically
 from ckpttools.stores.memory import Bytes
 from ckpttools.testing.models import LlamaSizes, write_llama
-from ckpttools.testing.strategies import dtypes, noise, shapes, stored
-from ckpttools.testing.trees import trees
+from ckpttools.testing.strategies import dtypes, noise, shapes, stored, trees
 
 PLENTY = {"memory": 512 << 20, "jobs": 2}
 

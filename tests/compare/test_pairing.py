@@ -5,9 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttools.digest.differences import of_kinds
 from ckpttools.digest.digest import Digest
-from ckpttools.digest.pairing import Pairing, Remark
+from ckpttools.digest.pairing import Pairing, Remark, of_kinds
 
 SIDES = st.dictionaries(
     st.sampled_from("pqrst"), st.sampled_from([("int8", (2,)), ("int8", (3,)), ("int4", (2,))])

@@ -27,8 +27,7 @@ from ckpttools.array.nodes import stack, take
 from ckpttools.array.tree import keystr
 from ckpttools.compare.verify import compare
 from ckpttools.digest.canonical import Selection
-from ckpttools.digest.differences import Difference
-from ckpttools.digest.pairing import Pairing
+from ckpttools.digest.pairing import Difference, Pairing
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.safetensors.write import SafetensorsWriter
 from ckpttools.maxtext.to_maxtext import to_maxtext

@@ -166,7 +166,7 @@ ONLY_IN = {
     "xxhash": {"digest", "run"},
     "hypothesis": {"testing"},
 }
-MECHANISM = ("__init__", "family", "file", "registry", "hf_defaults", "summary", "toml_read", "toml_write")
+MECHANISM = ("__init__", "family", "file", "registry", "hf_defaults", "summary", "toml_write")
 BRANCHING = (
     ast.If,
     ast.IfExp,

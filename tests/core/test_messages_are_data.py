@@ -26,9 +26,9 @@ OTHER_PROGRAMS = re.compile(
 DATA = {
     "api/prune.py": "the command line that a job records",
     "api/run_part.py": "the command line that a job records",
-    "stores/local/conversion_conflicts.py": "reads recorded command lines",
+    "stores/local/directory.py": "reads recorded command lines",
     "stores/publishing.py": "reads recorded command lines",
-    "maxtext/planning/commands.py": "a shell script for xpk",
+    "maxtext/training_plan.py": "a shell script for xpk",
     "stores/objects/gs.py": "a gcloud command",
     "stores/objects/s3.py": "an aws command",
 }

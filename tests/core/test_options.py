@@ -25,7 +25,7 @@ from ckpttools.core.plugins import entry_points_of, load_group
 from ckpttools.formats.base import Writable
 from ckpttools.formats.known_formats import formats, writable
 from ckpttools.formats.registry import faults_in, writer_options
-from ckpttools.formats.zarr.given_chunks import CHUNKS, parse_chunks
+from ckpttools.formats.zarr.chunking import CHUNKS, parse_chunks
 from ckpttools.formats.zarr.options import COMPRESSION
 from ckpttools.stores.registry import LocationLike
 from ckpttools.transforms import registry

@@ -22,7 +22,7 @@ from support.safetensors_files import packed
 
 import ckpttools
 from ckpttools.core.user_code import CodeNotAllowedError
-from ckpttools.plan.value_lines import ENCODED, OPS, decode_dataclass
+from ckpttools.plan.array_lines import ENCODED, OPS, decode_dataclass
 
 CODE = """
 from pathlib import Path

@@ -20,7 +20,7 @@ from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.safetensors.write import SafetensorsWriter
 from ckpttools.formats.zarr.write import ZarrWriter
 from ckpttools.testing.conformance import FormatTests, write
-from ckpttools.testing.trees import assert_same, trees, unambiguous
+from ckpttools.testing.strategies import assert_same, trees, unambiguous
 
 ZARR3 = tuple(dtype for dtype in DTYPES.values() if dtype.zarr3)
 HELD_BY_ALL = tuple(dtype for dtype in ZARR3 if dtype.safetensors and not dtype.packed)

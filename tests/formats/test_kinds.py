@@ -15,11 +15,10 @@ from support.trees import lazy
 import ckpttools
 from ckpttools import DTYPES, Empty, Tree
 from ckpttools.array.nodes import Constant
-from ckpttools.maxtext.flavours import LINEN, NNX, PLAIN, linen_state
 from ckpttools.maxtext.layers import LayerGroup, decoder_parameters, layer_stacks, split_number
-from ckpttools.maxtext.view import Optimizer, view_of
+from ckpttools.maxtext.view import LINEN, NNX, PLAIN, Optimizer, linen_state, view_of
 from ckpttools.roles.of_tree import roles
-from ckpttools.testing.trees import trees
+from ckpttools.testing.strategies import trees
 
 F32 = DTYPES["float32"]
 

@@ -27,8 +27,7 @@ from ckpttools.formats.orbax import ocdbt, ocdbt_encode, ocdbt_read
 from ckpttools.formats.orbax.runs import DamagedStepError, steps_around
 from ckpttools.formats.orbax.write import INDEX_FILE
 from ckpttools.formats.registry import open_tree
-from ckpttools.maxtext.flavours import LINEN
-from ckpttools.maxtext.view import view_of
+from ckpttools.maxtext.view import LINEN, view_of
 from ckpttools.stores.registry import parse
 
 SCANS = pytest.mark.parametrize("scan", [True, False], ids=SCAN_NAMES.get)

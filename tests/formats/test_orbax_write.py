@@ -35,8 +35,7 @@ from ckpttools.run import threads
 from ckpttools.run.events import TaskDone
 from ckpttools.run.executor import execute
 from ckpttools.testing.conformance import FormatTests
-from ckpttools.testing.strategies import stored
-from ckpttools.testing.trees import assert_same
+from ckpttools.testing.strategies import assert_same, stored
 
 LOADERS = ("standard", "pytree", "manager", "v1_load")
 ITEM = "state"

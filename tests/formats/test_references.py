@@ -51,8 +51,7 @@ from ckpttools.cli.writing import storage_options
 from ckpttools.codecs.zstd import Zstd
 from ckpttools.core.region import grid_cell, grid_indices
 from ckpttools.formats import references
-from ckpttools.formats.block_chunks import chunks_of
-from ckpttools.formats.block_finder import Finder
+from ckpttools.formats.blocks import Finder, chunks_of
 from ckpttools.formats.orbax.entries import entries_of
 from ckpttools.formats.orbax.ocdbt import MAX_INDEX_BYTES
 from ckpttools.formats.orbax.write import OrbaxWriter
@@ -68,8 +67,7 @@ from ckpttools.run.executor import execute
 from ckpttools.stores import parse
 from ckpttools.stores.local.file import LocalFile
 from ckpttools.testing.models import LlamaSizes, write_llama
-from ckpttools.testing.strategies import groupings, noise, regions, stored
-from ckpttools.testing.trees import assert_same
+from ckpttools.testing.strategies import assert_same, groupings, noise, regions, stored
 
 ANY = ReferenceMode.ANY_ORDER
 SAME = ReferenceMode.SAME_ORDER

@@ -29,8 +29,7 @@ from ckpttools.run.events import TaskDone
 from ckpttools.run.executor import execute
 from ckpttools.stores import parse
 from ckpttools.testing.conformance import FormatTests, write
-from ckpttools.testing.strategies import file_bytes, noise, stored
-from ckpttools.testing.trees import assert_same, many_leaves
+from ckpttools.testing.strategies import assert_same, file_bytes, many_leaves, noise, stored
 
 HELD = tuple(dtype for dtype in DTYPES.values() if dtype.safetensors and not dtype.packed)
 ONE = SafetensorsWriter()

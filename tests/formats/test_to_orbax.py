@@ -18,7 +18,7 @@ import ckpttools
 from ckpttools import DTYPES, Metadata, Tree
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.zarr.write import ZarrWriter
-from ckpttools.testing.trees import assert_same
+from ckpttools.testing.strategies import assert_same
 
 run = partial(command_line.run, "convert")
 

@@ -21,8 +21,7 @@ from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.safetensors.write import SafetensorsWriter
 from ckpttools.testing.conformance import write
 from ckpttools.testing.models import LlamaSizes, write_llama
-from ckpttools.testing.strategies import noise, stored
-from ckpttools.testing.trees import assert_same
+from ckpttools.testing.strategies import assert_same, noise, stored
 
 MIB = 1 << 20
 

@@ -23,9 +23,9 @@ from ckpttools.array.tree import dotted
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.pieced import Piece, pieced
 from ckpttools.formats.registry import open_tree
-from ckpttools.formats.torch.entry import SavedTensor
+from ckpttools.formats.torch.archive import saved_file
+from ckpttools.formats.torch.dcp import SavedTensor
 from ckpttools.formats.torch.replica_check import ProcessFile, ends_of, refuse_copies
-from ckpttools.formats.torch.saved import saved_file
 from ckpttools.stores.registry import parse
 
 FIXTURES = Path(__file__).parents[2] / "fixtures/torch"

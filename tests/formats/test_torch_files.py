@@ -26,8 +26,7 @@ from ckpttools import Empty, FormatError, Region, StorageError, Text
 from ckpttools.array.tree import dotted
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.known_formats import formats
-from ckpttools.formats.torch.names import is_of_training
-from ckpttools.formats.torch.pickled import Global, Record
+from ckpttools.formats.torch.pickled import Global, Record, is_of_training
 from ckpttools.formats.torch.tensors import NotReadableError, _unwrapped
 from ckpttools.formats.torch.unpickling import unpickled
 from ckpttools.stores.registry import parse

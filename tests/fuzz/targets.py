@@ -33,8 +33,8 @@ from ckpttools.formats.zarr.chunks import parse_array
 from ckpttools.inspection.chunks import inspect_chunks
 from ckpttools.inspection.tree import inspect_tree
 from ckpttools.maxtext.to_maxtext import to_maxtext
+from ckpttools.model_families.file import family_from_toml
 from ckpttools.model_families.registry import families
-from ckpttools.model_families.toml_read import family_from_toml
 from ckpttools.model_families.toml_write import family_to_toml
 from ckpttools.run import entries as journal_entries
 from ckpttools.stores import parse

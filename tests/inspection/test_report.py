@@ -28,8 +28,7 @@ from ckpttools.inspection.report.contents import contents
 from ckpttools.inspection.report.page import page
 from ckpttools.inspection.stats import inspect_stats
 from ckpttools.inspection.tree import inspect_tree
-from ckpttools.testing.strategies import stored
-from ckpttools.testing.trees import many_leaves
+from ckpttools.testing.strategies import many_leaves, stored
 
 SCANNED = golden_checkpoint(scan=True)
 # A name that would do something if it were taken for HTML.

@@ -30,8 +30,7 @@ from ckpttools.inspection.layer_rows import layer_rows
 from ckpttools.inspection.moments import Extremes, Moments, extremes, near_zero
 from ckpttools.inspection.stats import ArrayStats, Statistics, inspect_stats, statistics_of
 from ckpttools.stores.memory import Bytes
-from ckpttools.testing.strategies import lazy_arrays, noise, shapes, stored
-from ckpttools.testing.trees import UnreadableFile
+from ckpttools.testing.strategies import UnreadableFile, lazy_arrays, noise, shapes, stored
 
 MIB = 1 << 20
 BF16, F16, F32, F64 = (DTYPES[name] for name in ("bfloat16", "float16", "float32", "float64"))

@@ -14,8 +14,7 @@ from ckpttools.mapping.row import row
 from ckpttools.mapping.sizes import Observation, Size, require, sizes_from_config, sizes_from_keys, unify
 from ckpttools.mapping.table import Table
 from ckpttools.mapping.values import Scale
-from ckpttools.testing.strategies import noise, stored
-from ckpttools.testing.trees import UnreadableFile
+from ckpttools.testing.strategies import UnreadableFile, noise, stored
 
 F32, BF16 = DTYPES["float32"], DTYPES["bfloat16"]
 ROWS = (

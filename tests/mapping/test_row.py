@@ -18,8 +18,7 @@ from ckpttools.mapping.row_conversion import RowConversion
 from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Table
 from ckpttools.mapping.values import Fill, Multiply, Scale, Shift, Whole
-from ckpttools.testing.strategies import dtypes, noise, regions, statements, stored
-from ckpttools.testing.trees import UnreadableFile
+from ckpttools.testing.strategies import UnreadableFile, dtypes, noise, regions, statements, stored
 
 
 def tensor(sizes, dtype, seed):

@@ -23,9 +23,13 @@ import ckpttools
 from ckpttools import FormatError, Tree, UsageError
 from ckpttools.api.plan_training import parse_duration
 from ckpttools.formats.registry import stored_shardings
-from ckpttools.maxtext.planning.intervals import Tier, count_kept_checkpoints
-from ckpttools.maxtext.planning.report import BYTES_PER_PARAMETER, ramdisk
-from ckpttools.maxtext.planning.user_settings import refused_combinations
+from ckpttools.maxtext.training_plan import (
+    BYTES_PER_PARAMETER,
+    Tier,
+    count_kept_checkpoints,
+    ramdisk,
+    refused_combinations,
+)
 
 ACCEPTED = json.loads((FIXTURES / "maxtext-0.2.5-checkpointing.json").read_bytes())
 

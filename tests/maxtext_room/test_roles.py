@@ -18,7 +18,7 @@ from ckpttools import FormatError, StackLayers, StripOptimizer, Tree, UnstackLay
 from ckpttools.array.tree import keystr
 from ckpttools.maxtext.view import view_of
 from ckpttools.roles.of_tree import roles
-from ckpttools.testing.trees import assert_same
+from ckpttools.testing.strategies import assert_same
 
 COUNT = np.array(3, np.int32)
 KEYS = (

@@ -27,9 +27,8 @@ from ckpttools import (
     UsageError,
 )
 from ckpttools.array.tree import keystr
-from ckpttools.maxtext.flavours import LINEN, linen_state
-from ckpttools.maxtext.view import view_of
-from ckpttools.testing.trees import assert_same
+from ckpttools.maxtext.view import LINEN, linen_state, view_of
+from ckpttools.testing.strategies import assert_same
 
 
 def stack_of(case: Layers) -> StackLayers:

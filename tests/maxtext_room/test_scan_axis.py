@@ -14,7 +14,7 @@ from support.trees import lazy
 
 import ckpttools
 from ckpttools import FormatError, Tree, UnstackLayers
-from ckpttools.maxtext.layer_notes import LayerNotes, with_layer_notes
+from ckpttools.maxtext.layers import LayerNotes, with_layer_notes
 
 # As many layers as anything else has.
 SQUARE = {

@@ -18,13 +18,12 @@ from ckpttools import DTYPES, Empty, FormatError, Metadata, Tree, UnstackLayers
 from ckpttools.array.nodes import Constant
 from ckpttools.maxtext import stacking
 from ckpttools.maxtext.cycles import Cycle
-from ckpttools.maxtext.flavours import linen_state
 from ckpttools.maxtext.layers import LayerGroup
 from ckpttools.maxtext.stacking import StackAsModel, cycle_of
 from ckpttools.maxtext.versions import NEWEST, VERSIONS
-from ckpttools.maxtext.view import view_of
+from ckpttools.maxtext.view import linen_state, view_of
 from ckpttools.model_families.registry import family_named
-from ckpttools.testing.trees import assert_same
+from ckpttools.testing.strategies import assert_same
 
 GOLDEN = [path.parent.name for path in sorted(TRAIN.with_name("golden").glob("*/leaves_scanned.json"))]
 

@@ -31,10 +31,9 @@ from ckpttools import (
 )
 from ckpttools.array.nodes import Chunked, LazyArray
 from ckpttools.array.tree import keystr
-from ckpttools.maxtext.flavours import LINEN, NNX, linen_state
-from ckpttools.maxtext.view import view_of
+from ckpttools.maxtext.view import LINEN, NNX, linen_state, view_of
 from ckpttools.roles.of_tree import roles
-from ckpttools.testing.trees import assert_same
+from ckpttools.testing.strategies import assert_same
 from ckpttools.transforms.cast import cast
 
 BFLOAT16 = DTYPES["bfloat16"]

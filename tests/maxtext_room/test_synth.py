@@ -20,8 +20,7 @@ from support.trees import tree_of
 import ckpttools
 from ckpttools import CheckpointError, ConfigError, CoverageError, ShapeError, ToMaxText, UsageError
 from ckpttools.array.nodes import seeded_noise
-from ckpttools.maxtext.stitch import stitch_models
-from ckpttools.maxtext.synthetic import synthetic_model
+from ckpttools.maxtext.synthetic import stitch_models, synthetic_model
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.testing.strategies import regions, shapes
 

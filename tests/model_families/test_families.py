@@ -17,8 +17,7 @@ from ckpttools.mapping.arithmetic import axes_in
 from ckpttools.mapping.values import Fill, Whole
 from ckpttools.model_families.family import FlagRule
 from ckpttools.model_families.registry import OF_MAXTEXT, UNFIT, families, family_named, family_of
-from ckpttools.testing.strategies import noise, stored
-from ckpttools.testing.trees import UnreadableFile
+from ckpttools.testing.strategies import UnreadableFile, noise, stored
 
 F32, BF16 = DTYPES["float32"], DTYPES["bfloat16"]
 BUILT_IN = ("llama", "mistral", "qwen2", "qwen3")

@@ -10,8 +10,8 @@ import pytest
 from support.command_line import ckpt, succeed
 from support.locations import GOLDEN
 
+from ckpttools.model_families.file import family_from_toml
 from ckpttools.model_families.registry import families
-from ckpttools.model_families.toml_read import family_from_toml
 from ckpttools.model_families.toml_write import family_to_toml
 
 LLAMA = GOLDEN / "llama3.1"

@@ -22,8 +22,8 @@ from ckpttools.mapping.row import Layers, row
 from ckpttools.mapping.settings import SettingRules
 from ckpttools.mapping.values import Scale
 from ckpttools.model_families.family import Family, FlagRule, Spelling
+from ckpttools.model_families.file import family_from_toml
 from ckpttools.model_families.registry import families, family_of
-from ckpttools.model_families.toml_read import family_from_toml
 from ckpttools.model_families.toml_write import family_to_toml
 
 BUILT_IN = tuple(families())

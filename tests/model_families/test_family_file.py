@@ -37,9 +37,8 @@ from ckpttools.mapping.row import Layers, row
 from ckpttools.mapping.row_text import exactness_of, op_text, parse_op
 from ckpttools.mapping.values import Multiply, Scale, Shift
 from ckpttools.model_families.family import Family, FlagRule, Spelling
-from ckpttools.model_families.file import family_from_file
+from ckpttools.model_families.file import family_from_file, family_from_toml
 from ckpttools.model_families.registry import families, family_called, names_a_file
-from ckpttools.model_families.toml_read import family_from_toml
 from ckpttools.model_families.toml_write import family_to_toml
 from ckpttools.testing.strategies import statements
 

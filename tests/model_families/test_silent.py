@@ -24,7 +24,7 @@ from ckpttools.model_families.family import FlagRule
 from ckpttools.model_families.hf_defaults import default_fields
 from ckpttools.model_families.registry import family_named, family_of
 from ckpttools.testing.models import shapes_of
-from ckpttools.testing.trees import UnreadableFile
+from ckpttools.testing.strategies import UnreadableFile
 
 # What transformers takes for each field that is left out of a model's configuration; tests/oracle/silent.py.
 ANSWERS = json.loads((FIXTURES / "silent.json").read_bytes())

@@ -231,7 +231,7 @@ class TestConcurrentParts:
         return planned(tmp_path / "plan", "convert", "hf-to-maxtext", SHARDED, destination, *PIECES)
 
     def joined(self, plan, destination, first, stop):
-        from ckpttools.plan.plan_encoding import read_plan
+        from ckpttools.plan.plan_file import read_plan
 
         purpose = JobInfo(read_plan(parse(plan)).header.plan)
         return staging_of(parse(destination)).joined(purpose, 0, Share("x/y", first, stop))
@@ -408,7 +408,7 @@ class TestPublishedPlans:
     def test_waiting_part_does_nothing_after_publishing(self, plan, destination):
         from ckpttools.api import run_part as parts
         from ckpttools.plan.parts import Part
-        from ckpttools.plan.plan_encoding import read_plan
+        from ckpttools.plan.plan_file import read_plan
 
         run("run", plan, "--part", "0/1")
         file = read_plan(parse(plan))
@@ -638,7 +638,7 @@ class TestSources:
             assert "plan" in refused(plan, "--part", "0/1", code=3)
 
     def test_plan_decodes_only_known_classes(self, plan):
-        from ckpttools.plan.value_lines import decode_dataclass
+        from ckpttools.plan.array_lines import decode_dataclass
 
         for name in ("os:system", "ckpttools.mapping.values:np", "ckpttools.core.dtypes:DType"):
             with pytest.raises((ValueError, AttributeError)):

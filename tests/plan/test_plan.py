@@ -22,8 +22,15 @@ from ckpttools.mapping.values import Cast, Multiply
 from ckpttools.plan import plan as planning
 from ckpttools.plan.plan import build
 from ckpttools.plan.task import cut
-from ckpttools.testing.strategies import chunk_shapes, lazy_arrays, noise, shapes, shuffled, stored
-from ckpttools.testing.trees import UnreadableFile
+from ckpttools.testing.strategies import (
+    UnreadableFile,
+    chunk_shapes,
+    lazy_arrays,
+    noise,
+    shapes,
+    shuffled,
+    stored,
+)
 
 BF16, F32 = DTYPES["bfloat16"], DTYPES["float32"]
 MIB = 1 << 20

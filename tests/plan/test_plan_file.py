@@ -19,10 +19,9 @@ from ckpttools.api.plans import header_of
 from ckpttools.array.nodes import elementwise
 from ckpttools.array.scratch import Scratch
 from ckpttools.mapping.values import Add, Cast, Multiply
-from ckpttools.plan.node_lines import NodeLines, Nodes
+from ckpttools.plan.array_lines import NodeLines, Nodes, NotInLinesError, decode_dataclass
 from ckpttools.plan.parts import dealt
-from ckpttools.plan.plan_encoding import decoded, encoded
-from ckpttools.plan.value_lines import NotInLinesError, decode_dataclass
+from ckpttools.plan.plan_file import decoded, encoded
 from ckpttools.testing.strategies import lazy_arrays, regions, stored
 from ckpttools.transforms.conversion import Convert
 from ckpttools.transforms.functions import InMemory

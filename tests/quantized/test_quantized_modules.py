@@ -31,9 +31,8 @@ import ckpttools
 from ckpttools import DTYPES, CastMap, CastTo, CheckpointError, FormatError, MappingError, Select, Tree, save
 from ckpttools.array.tree import dotted
 from ckpttools.inspection.tree import inspect_tree
-from ckpttools.quantized.auxiliary_tensors import auxiliary_tensors
 from ckpttools.quantized.view import quantized_view
-from ckpttools.quantized.weights import find_weights
+from ckpttools.quantized.weights import auxiliary_tensors, find_weights
 from ckpttools.testing.strategies import noise, stored
 from ckpttools.transforms.cast import Dequantize
 from ckpttools.transforms.functions import MapArrays

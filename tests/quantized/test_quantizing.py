@@ -20,10 +20,9 @@ from ckpttools.array.blockwise import (
 )
 from ckpttools.array.fingerprint import Describer
 from ckpttools.array.nodes import relayout
-from ckpttools.array.scratch import Scratch
+from ckpttools.array.scratch import Scratch, add_counts
 from ckpttools.core.region import ceil_div
-from ckpttools.core.tally import add_counts
-from ckpttools.plan.node_lines import NodeLines, Nodes
+from ckpttools.plan.array_lines import NodeLines, Nodes
 from ckpttools.quantized.encoders import Fp8Blocks, Mxfp4Encoder, numbers, rounded_to_few_bits
 from ckpttools.testing.strategies import regions, stored, tilings
 

@@ -21,13 +21,13 @@ from support.safetensors_files import packed
 import ckpttools
 from ckpttools import SourceChangedError
 from ckpttools.formats.safetensors.write import SafetensorsWriter
-from ckpttools.plan.plan_encoding import read_plan
+from ckpttools.plan.plan_file import read_plan
 from ckpttools.run.events import Comparing, Started, TaskDone
 from ckpttools.run.source_copies import MixedCopiesError
 from ckpttools.stores import parse
+from ckpttools.stores.checksums import BLOCK_BYTES, sample_starts
 from ckpttools.stores.local import mounts, store
 from ckpttools.stores.local.store import STORE
-from ckpttools.stores.samples import BLOCK_BYTES, sample_starts
 
 # Rows and columns of a matrix: a file is longer than all samples of it together.
 SHAPE = (512, 512)

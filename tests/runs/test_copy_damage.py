@@ -24,8 +24,8 @@ from ckpttools.stores import evidence, parse
 from ckpttools.stores.base import FileKind, Status
 from ckpttools.stores.local.staging import LocalWork
 from ckpttools.stores.objects import store as object_store
-from ckpttools.stores.objects.links import ObjectFile, is_proven_copy
-from ckpttools.stores.objects.work import ObjectWork
+from ckpttools.stores.objects.staging import ObjectWork
+from ckpttools.stores.objects.store import ObjectFile, is_proven_copy
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 AT = 600_000

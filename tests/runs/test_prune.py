@@ -23,9 +23,9 @@ from support.pruned_runs import copied, write_run
 import ckpttools
 from ckpttools import CheckpointError, FormatError, UsageError
 from ckpttools.api.prune import PruneReport
-from ckpttools.runs import links
+from ckpttools.runs import prune
 from ckpttools.runs.journal import locked_run
-from ckpttools.runs.metrics import load_step_metrics
+from ckpttools.runs.listing import load_step_metrics
 from ckpttools.runs.policy import Best, Keep
 from ckpttools.stores.objects import store as objects
 from ckpttools.stores.publishing import LockedError
@@ -251,7 +251,7 @@ def test_link_targets_are_kept(run, tmp_path):
 
 
 def test_deep_links_in_the_run_are_found(run, monkeypatch):
-    monkeypatch.setattr(links, "MOST_BESIDE", 1)
+    monkeypatch.setattr(prune, "MOST_BESIDE", 1)
     deep = run / "zzz" / "a" / "b"
     deep.mkdir(parents=True)
     (deep / "best").symlink_to(run / "2")

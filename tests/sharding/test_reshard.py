@@ -19,7 +19,7 @@ from ckpttools import ShapeError, UsageError
 from ckpttools.array.storage import Sharding
 from ckpttools.array.tree import keystr
 from ckpttools.formats.orbax.sharding import stored_shardings
-from ckpttools.formats.zarr.given_chunks import parse_chunks
+from ckpttools.formats.zarr.chunking import parse_chunks
 from ckpttools.inspection.advice import advice
 from ckpttools.sharding.mesh import mesh_chunk
 

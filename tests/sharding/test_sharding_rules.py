@@ -12,9 +12,8 @@ from ckpttools import FormatError, MappingError, ShapeError, ToMaxText, UsageErr
 from ckpttools.array.tree import keystr
 from ckpttools.maxtext.axis_names import axis_names
 from ckpttools.maxtext.to_maxtext import to_maxtext
-from ckpttools.sharding.mesh import MeshShape, parse_mesh
+from ckpttools.sharding.mesh import MeshShape, parse_mesh, parse_spec, shard_shape, spec_text
 from ckpttools.sharding.rules import MAXTEXT, Rules, resolve_rules
-from ckpttools.sharding.specs import parse_spec, shard_shape, spec_text
 from ckpttools.stores.registry import parse
 
 MESH = parse_mesh("data=2,fsdp=4,tensor=2")

@@ -10,9 +10,8 @@ from ckpttools import OtherProcessError
 from ckpttools.api.distributed import _are_done, _check_failed, _heeding
 from ckpttools.api.plan_status import PartStatus
 from ckpttools.run.events import Publishing
-from ckpttools.sharding.distributed_job import Service
 from ckpttools.sharding.loading import JobProgress, ProgressReporter
-from ckpttools.sharding.processes import Processes
+from ckpttools.sharding.processes import Processes, Service
 
 ONE = PartStatus(7, 7, 70, 70, 1.0, None, "1/3", "process 1 on pod-1", "done", 3.0, "a")
 TWO = replace(ONE, part="2/3", process="process 1 on pod-2", token="b")

@@ -27,12 +27,11 @@ from ckpttools.run.bindings import (
 )
 from ckpttools.run.events import Publishing, Started, TaskDone
 from ckpttools.stores import parse
-from ckpttools.stores.local.data_files import LocalDataFiles
+from ckpttools.stores.checksums import BLOCK_BYTES, MOST_BLOCKS, sample_starts
+from ckpttools.stores.local.data_files import LocalDataFiles, WrittenFiles
 from ckpttools.stores.local.staging import LocalWork
-from ckpttools.stores.local.written import WrittenFiles
-from ckpttools.stores.objects.work import ObjectWork
+from ckpttools.stores.objects.staging import ObjectWork
 from ckpttools.stores.publishing import JobInfo, staging_of
-from ckpttools.stores.samples import BLOCK_BYTES, MOST_BLOCKS, sample_starts
 from ckpttools.testing.models import LlamaSizes, write_llama
 
 SHAPE, COUNT = (256, 256), 12

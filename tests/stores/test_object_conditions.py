@@ -22,9 +22,8 @@ from ckpttools.stores import parse
 from ckpttools.stores.objects import lock as locking
 from ckpttools.stores.objects import writing
 from ckpttools.stores.objects.client import IGNORED, QUOTED, UNQUOTED, Conditions
-from ckpttools.stores.objects.conditions import probe_conditions
 from ckpttools.stores.objects.lock import Lock
-from ckpttools.stores.objects.writing import TakenError, put, read
+from ckpttools.stores.objects.writing import TakenError, probe_conditions, put, read
 from ckpttools.stores.publishing import UNPROTECTED, LockedError
 
 HONORED = {

@@ -25,8 +25,7 @@ from ckpttools.core.notes import Notes
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import writer_for
 from ckpttools.formats.zarr.write import ZarrWriter
-from ckpttools.testing.strategies import noise, stored
-from ckpttools.testing.trees import assert_same, trees
+from ckpttools.testing.strategies import assert_same, noise, stored, trees
 
 PAGE = DOCS / "transforms.md"
 F32 = DTYPES["float32"]

@@ -25,7 +25,7 @@ from ckpttools.stores import block_cache, concurrency, parse, reads
 from ckpttools.stores.concurrency import Pace, use_concurrency
 from ckpttools.stores.objects import gs
 from ckpttools.stores.reads import ReadPool
-from ckpttools.stores.web import attempts as attempting
+from ckpttools.stores.web import client as attempting
 from ckpttools.stores.web import http as plain
 from ckpttools.stores.web.client import Client
 from ckpttools.testing.models import write_model

@@ -25,7 +25,7 @@ from support.web_server import COMMIT, LISTINGS, cut, stall, stating, status, we
 import ckpttools
 from ckpttools import CheckpointError, FormatError, SourceChangedError, StorageError, UsageError
 from ckpttools.stores import Location, block_cache, parse
-from ckpttools.stores.web import attempts as attempting
+from ckpttools.stores.web import client as attempting
 from ckpttools.stores.web import http as plain
 from ckpttools.stores.web import hub_cache
 from ckpttools.stores.web.client import Client

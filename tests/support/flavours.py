@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from ckpttools import LazyArray, Tree
 from ckpttools.array.tree import Leaf, Path
-from ckpttools.maxtext.flavours import Flavour
-from ckpttools.maxtext.view import view_of
+from ckpttools.maxtext.view import Flavour, view_of
 
 
 def with_parameters(tree: Tree, built: Mapping[Path, LazyArray], flavour: Flavour | None = None) -> Tree:

@@ -570,8 +570,7 @@ def a_template_says_whether_layers_are_stacked() -> None:
 def the_rules_of_maxtext_are_resolved_as_flax_does() -> None:
     from flax import linen as nn
 
-    from ckpttools.maxtext.axis_names import axis_names
-    from ckpttools.maxtext.logical_rules import LOGICAL_AXIS_RULES, MESH_AXES
+    from ckpttools.maxtext.axis_names import LOGICAL_AXIS_RULES, MESH_AXES, axis_names
     from ckpttools.sharding.mesh import MeshShape
     from ckpttools.sharding.rules import MAXTEXT
 
@@ -590,7 +589,7 @@ def arrays_of_one_kind_are_exchanged_by_one_program() -> None:
     from jax.monitoring import register_event_duration_secs_listener
     from jax.sharding import NamedSharding, PartitionSpec
 
-    from ckpttools.sharding.array_targets import ArrayTarget
+    from ckpttools.sharding.assignments import ArrayTarget
     from ckpttools.sharding.exchange import broadcast_parts, exchange_parts, first_replicas
 
     compiled: list[str] = []

@@ -10,7 +10,7 @@ import huggingface_hub.constants
 import pytest
 
 import ckpttools
-from ckpttools.stores.web import attempts as attempting
+from ckpttools.stores.web import client as attempting
 from ckpttools.stores.web import http as plain
 from ckpttools.stores.web import hub
 from ckpttools.stores.web.client import Client

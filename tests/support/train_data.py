@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from ckpttools import DTYPES, Empty, Metadata, Tree
 from ckpttools.array.tree import Leaf
 from ckpttools.array.tree import Path as TreePath
-from ckpttools.maxtext.flavours import LINEN, NNX, PLAIN, Flavour
+from ckpttools.maxtext.view import LINEN, NNX, PLAIN, Flavour
 from ckpttools.testing.strategies import noise
 from support.locations import TRAIN
 from support.trees import lazy

@@ -31,8 +31,7 @@ from ckpttools import (
 from ckpttools.array.nodes import relayout, take
 from ckpttools.array.tree import keystr
 from ckpttools.mapping.keys import parse_key
-from ckpttools.testing.strategies import noise, statements, stored
-from ckpttools.testing.trees import assert_same
+from ckpttools.testing.strategies import assert_same, noise, statements, stored
 from ckpttools.transforms.functions import MapArrays
 from ckpttools.transforms.rename import Remap, Rule, parse_rules, parse_template, read_rules, renames
 

@@ -19,7 +19,7 @@ from support.trees import tree_of
 import ckpttools
 from ckpttools import DTYPES, FormatError, MappingError, Select, UsageError, save
 from ckpttools.array.tree import dotted, keystr
-from ckpttools.testing.trees import trees
+from ckpttools.testing.strategies import trees
 
 run = partial(command_line.run, "select")
 
@@ -213,7 +213,7 @@ class TestBadInput:
 
 
 def test_conflicting_paths_are_named():
-    from ckpttools.transforms.moves import Move, move_leaves
+    from ckpttools.transforms.base import Move, move_leaves
 
     tree = tree_of(("a",), ("b",))
     with pytest.raises(MappingError, match="a becomes x, b x/y, which is below it"):

@@ -19,8 +19,8 @@ from ckpttools.core.dtypes import DTYPES, parse_dtype
 from ckpttools.core.message_terms import action
 from ckpttools.core.options import Option, any_text, shared, switch, variant
 from ckpttools.maxtext.versions import NEWEST, VERSIONS
-from ckpttools.stores.models import model_at
 from ckpttools.stores.registry import parse
+from ckpttools.stores.web.hub_name import model_at
 
 
 def patterns(name: str, help: str) -> Option:

@@ -18,7 +18,7 @@ from ckpttools.api.options.convert import SCAN
 from ckpttools.api.options.edit import SCAN_AXIS
 from ckpttools.core.message_terms import action
 from ckpttools.core.options import Option, any_text, variant
-from ckpttools.stores.models import model_at
+from ckpttools.stores.web.hub_name import model_at
 
 SCALE = Option(
     "scale", float, 1.0, "Extra scale of the adapter's changes; -1 subtracts them.", "X", least=None

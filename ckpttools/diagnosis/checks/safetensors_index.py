@@ -27,8 +27,7 @@ from ckpttools.diagnosis.inventory import INDEX, SAFETENSORS, Inventory, Safeten
 from ckpttools.diagnosis.new_files import write_new
 from ckpttools.diagnosis.probing import is_file
 from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.safetensors.faults import header_of
-from ckpttools.formats.safetensors.format import NAMES
+from ckpttools.formats.safetensors.format import NAMES, header_of
 from ckpttools.formats.safetensors.header import SafetensorsHeader
 from ckpttools.formats.safetensors.sharded import is_sharded
 from ckpttools.formats.sidecar_files import CONFIG, WEIGHTS_FIELD

@@ -13,8 +13,14 @@ from ckpttools.diagnosis.inventory import Directory, Inventory, ListedItem
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.detect import SET_ASIDE
 from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, COMMIT_FILE, TREE_FILE
-from ckpttools.formats.orbax.skipping import is_passed_over, remedy
-from ckpttools.formats.orbax.steps import IN_PROGRESS, OrbaxRun, StepMetadata, commits_by_file
+from ckpttools.formats.orbax.steps import (
+    IN_PROGRESS,
+    OrbaxRun,
+    StepMetadata,
+    commits_by_file,
+    is_passed_over,
+    remedy,
+)
 from ckpttools.formats.zarr.legacy_runs import LegacyRun
 from ckpttools.stores.abilities import SupportsRename
 from ckpttools.stores.location import Location

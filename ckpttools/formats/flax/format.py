@@ -18,9 +18,8 @@ from ckpttools.core.text import first_and_last
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.flax.msgpack import DamagedError, Reader
 from ckpttools.formats.flax.state import FlaxState, flax_state
-from ckpttools.formats.left_out import left_out
 from ckpttools.formats.orbax.ocdbt import MANIFEST
-from ckpttools.formats.read_only import ReadOnlyFormat
+from ckpttools.formats.read_only import ReadOnlyFormat, left_out
 from ckpttools.formats.sidecar_files import sidecar_config
 from ckpttools.formats.weight_files import WeightNames, reason
 from ckpttools.formats.weight_index import WeightsLocation

@@ -1,22 +1,28 @@
-"""Open a save of several hosts as one tree."""
+"""Open a save of several hosts as one tree, once replicated chunks are known to be equal.
+
+Every replica of a model stores the same chunks. If they differ, one was corrupted by a disk, by memory,
+or by an accelerator that computed a wrong result, which nothing else in a job checks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 
-from ckpttools.core.errors import FormatError, listing
-from ckpttools.core.message_terms import action
+from ckpttools.core.dataclass import dataclass
+from ckpttools.core.errors import CheckpointError, FormatError, listing
+from ckpttools.core.message_terms import action, option
 from ckpttools.core.text import plural
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.orbax.entries import FileFault, Indexed
 from ckpttools.formats.orbax.hosts import hosts_at, not_together
 from ckpttools.formats.orbax.index import Index, named_file
-from ckpttools.formats.orbax.ocdbt import Entry, Extent
-from ckpttools.formats.orbax.replica_compare import refuse_unlike
-from ckpttools.formats.orbax.saves import Save, newest_complete, saves_of
-from ckpttools.formats.orbax.shares import shares_of
+from ckpttools.formats.orbax.ocdbt import Entry, Extent, length_of
+from ckpttools.formats.orbax.saves import Save, has_numbers, newest_complete, saves_of, shares_of
 from ckpttools.stores.base import File
+from ckpttools.stores.concurrency import map_in_threads
 from ckpttools.stores.location import Location
 
 # How many values that several hosts have are compared at their ends on opening. If the hosts had different
@@ -95,3 +101,178 @@ def refuse_parts(location: Location) -> FormatError:
             f"{action('assemble')}"
         ),
     )
+
+
+_AT_ONCE = 4 << 20
+_ENDS = 64 << 10
+_THREADS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Disagreement:
+    """A chunk whose bytes differ between hosts.
+
+    Attributes:
+        key: Key of the chunk.
+        groups: Groups of hosts with equal bytes, the largest first.
+    """
+
+    key: str
+    groups: tuple[tuple[str, ...], ...]
+
+    def __str__(self) -> str:
+        return f"{self.key}: {' against '.join(' and '.join(group) for group in self.groups)}"
+
+
+@dataclass(frozen=True, slots=True)
+class TwinComparison:
+    """The result of comparing replicas.
+
+    Attributes:
+        chunks: Number of values that several hosts have.
+        nbytes: Number of bytes that were read.
+        disagreements: The values that differ.
+    """
+
+    chunks: int
+    nbytes: int
+    disagreements: tuple[Disagreement, ...]
+
+
+def compared_twins(save: Save, observe: Callable[[int], None] = lambda nbytes: None) -> TwinComparison:
+    """Compare all bytes of all values that several hosts have.
+
+    Args:
+        save: The save to compare.
+        observe: Called with the number of bytes after each read, from several threads.
+
+    Raises:
+        FormatError, StorageError: A value cannot be read.
+    """
+    keys = list(save.twins)
+    sizes = [sum(_lengths(save, key)) for key in keys]
+    look = partial(_disagreement, save, observe, whole=True)
+    first = save.shares[0].host.store
+    result = map_in_threads(max(_THREADS, first.costs.requests or 0), look, keys)
+    return TwinComparison(len(keys), sum(sizes), tuple(item for item in result if item is not None))
+
+
+def refuse_unlike(save: Save, keys: Sequence[str]) -> None:
+    """Compare the two ends of some values.
+
+    Raises:
+        FormatError: The values of two hosts differ.
+    """
+    look = partial(_disagreement, save, lambda nbytes: None, whole=False)
+    result = [key for key in map(look, keys) if key is not None]
+    if result:
+        raise unlike(save, result)
+
+
+def unlike(save: Save, result: Sequence[Disagreement]) -> FormatError:
+    """Return the error for hosts whose values differ."""
+    return FormatError(
+        f"hosts differ in {plural(len(result), 'chunk')} of step {save.step} that several have"
+        + listing(list(map(str, result))),
+        expected="the same bytes: one of them is damaged, or they are of different runs",
+        hint="find out which host is right from an older step, the loss after resuming, or a third copy; "
+        f"then pass {option('prefer', 'HOST_DIR')}, or leave out the other directory",
+    )
+
+
+def losers(save: Save, each: Disagreement) -> set[int]:
+    """Return the indices of shares whose bytes differ from the ones that are used."""
+    taken = save.shares[save.owners[each.key]].name
+    right = next(group for group in each.groups if taken in group)
+    return {number for number in save.twins[each.key] if save.shares[number].name not in right}
+
+
+def keys_alone(save: Save, number: int) -> list[str]:
+    """Return the keys that only one share has."""
+    return [key for key, owner in save.owners.items() if owner == number and key not in save.twins]
+
+
+def refuse_mixed(save: Save, result: Sequence[Disagreement]) -> None:
+    """Raise an error if a share that disagrees with the others, but is partly used, seems to be another save.
+
+    Bit flips affect few values, while in another run nearly all values differ.
+
+    Raises:
+        FormatError: A host differs in most values that it shares with others, and has values that only it
+            has.
+    """
+    wrong = Counter(number for item in result for number in losers(save, item))
+    for number, count in wrong.items():
+        common = [key for key, shares in save.twins.items() if number in shares and has_many(save, key)]
+        alone = keys_alone(save, number)
+        if count > 1 and 2 * count > len(common) and alone:
+            raise FormatError(
+                f"{save.shares[number].host} seems to be from another save: it differs in {count:,} of "
+                f"{len(common):,} values that others have, too",
+                got=f"{plural(len(alone), 'chunk')} that only it has, such as {alone[0]}",
+                expected="hosts of one run, with a few damaged values at most",
+                hint="leave out its directory",
+            )
+
+
+def has_many(save: Save, key: str) -> bool:
+    """Return whether a value of a save is numeric data; see `has_numbers`."""
+    return has_numbers(key, save.shares[save.owners[key]].entries[key])
+
+
+def _lengths(save: Save, key: str) -> Iterator[int]:
+    return (length_of(save.shares[number].entries[key]) for number in save.twins[key])
+
+
+def _disagreement(
+    save: Save, observe: Callable[[int], None], key: str, *, whole: bool
+) -> Disagreement | None:
+    numbers = save.twins[key]
+    lengths = set(_lengths(save, key))
+    if len(lengths) == 1 and _is_same(save, observe, key, lengths.pop(), whole):
+        return None
+    groups: dict[str, list[str]] = {}
+    for number in numbers:
+        groups.setdefault(_digest(save, key, number), []).append(save.shares[number].name)
+    ranked = sorted(groups.values(), key=len, reverse=True)
+    # If the values are equal when read again, another program is writing.
+    return Disagreement(key, tuple(map(tuple, ranked)))
+
+
+def _is_same(save: Save, observe: Callable[[int], None], key: str, length: int, whole: bool) -> bool:
+    first, *others = save.twins[key]
+    for start, stop in _parts(length, whole):
+        expected = _read(save, key, first, start, stop)
+        observe(stop - start)
+        for number in others:
+            if _read(save, key, number, start, stop) != expected:
+                return False
+            observe(stop - start)
+    return True
+
+
+def _parts(length: int, whole: bool) -> Iterator[tuple[int, int]]:
+    if whole:
+        yield from ((start, min(start + _AT_ONCE, length)) for start in range(0, length, _AT_ONCE))
+    else:
+        yield 0, min(length, _ENDS)
+        yield max(0, length - _ENDS), length
+
+
+def _read(save: Save, key: str, number: int, start: int, stop: int) -> bytes:
+    share = save.shares[number]
+    entry = share.entries[key]
+    if isinstance(entry, bytes):
+        return entry[start:stop]
+    try:
+        return share.index.file(entry).read(entry.offset + start, stop - start)
+    except CheckpointError as error:
+        raise error.at(f"{share.item}: {key}") from error
+
+
+def _digest(save: Save, key: str, number: int) -> str:
+    entry: Entry = save.shares[number].entries[key]
+    result = hashlib.blake2b(digest_size=16)
+    for start, stop in _parts(length_of(entry), whole=True):
+        result.update(_read(save, key, number, start, stop))
+    return result.hexdigest()

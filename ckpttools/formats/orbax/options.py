@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ckpttools.core.budget import parse_size
 from ckpttools.core.options import Option, shared
-from ckpttools.formats.zarr.given_chunks import CHUNKS
+from ckpttools.formats.zarr.chunking import CHUNKS
 from ckpttools.formats.zarr.options import COMPRESSION
 
 HELP = """Write any checkpoint as Orbax, or an Orbax checkpoint in another layout, for any model.

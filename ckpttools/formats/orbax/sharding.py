@@ -1,21 +1,29 @@
-"""Read the shardings that an Orbax item's arrays had when they were saved, from the `_sharding` file.
+"""The shardings of arrays when an Orbax item was saved, and the processes that held a chunk.
 
 The shardings are informational: reading an array depends neither on the devices nor on this file.
+
+Processes whose devices have the same coordinates on the mesh axes that arrays are sharded over store the
+same chunks, so any one of them is sufficient.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
+from math import prod
 from typing import Any
 
 from ckpttools.array.storage import Sharding
+from ckpttools.array.tree import Path, Tree, dotted
 from ckpttools.array.tree import Path as TreePath
-from ckpttools.array.tree import Tree, dotted
-from ckpttools.core.errors import FormatError
+from ckpttools.core.dataclass import dataclass
+from ckpttools.core.errors import CheckpointError, FormatError
+from ckpttools.core.region import Shape
 from ckpttools.formats.json_file import parse_json, read_json
 from ckpttools.formats.orbax.metadata import SHARDING_FILE, array_metadata
+from ckpttools.formats.orbax.saves import HostShare, Save
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 
@@ -94,3 +102,99 @@ def _axes(entry: object) -> tuple[str, ...]:
     if entry is None:
         return ()
     return (entry,) if isinstance(entry, str) else tuple(map(str, entry))  # type: ignore[call-overload]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedHost:
+    """A host that would provide missing chunks.
+
+    Attributes:
+        processes: Distributed ids of processes of the job; any one of them is sufficient.
+        chunks: Number of missing chunks that each of them has.
+    """
+
+    processes: tuple[int, ...]
+    chunks: int
+
+
+def expected_hosts(save: Save) -> tuple[ExpectedHost, ...] | None:
+    """Return a few hosts that together would complete a save; None if they cannot be determined.
+
+    Hosts are chosen greedily by their number of chunks. If arrays are sharded along different axes, fewer
+    hosts may be sufficient.
+    """
+    if not all(item.cells for item in save.missing):
+        return None
+    try:
+        mesh = _mesh_of(save.shares)
+        if mesh is None:
+            return None
+        holders = dict(_holders(save, mesh))
+    except (CheckpointError, AttributeError, KeyError, TypeError, ValueError):
+        return None  # The process of each device of a mesh, in mesh order.
+    if holders.keys() != {(item.path, cell) for item in save.missing for cell in item.cells}:
+        return None
+    return tuple(_covering(holders))
+
+
+@dataclass(frozen=True)
+class _Mesh:
+    """The process of each device of a mesh, in mesh order."""
+
+    processes: tuple[int, ...]
+    shardings: Mapping[str, Sharding]
+
+
+def _mesh_of(shares: Sequence[HostShare]) -> _Mesh | None:
+    for share in shares:
+        if share.mesh and (share.item / SHARDING_FILE).is_file():
+            by_process, devices = map(parse_json, share.mesh)
+            owner = {device: number for number, ids in enumerate(by_process) for device in ids}
+            return _Mesh(tuple(owner[device] for device in devices), shardings_in(share.item))
+    return None
+
+
+def _holders(save: Save, mesh: _Mesh) -> Iterator[tuple[tuple[Path, Shape], frozenset[int]]]:
+    """Yield each missing chunk with the processes that have it."""
+    for item in save.missing:
+        sharding, document = mesh.shardings.get(dotted(item.path)), save.arrays[item.path][1]
+        if sharding is None or document is None:
+            return
+        cells = _cells(sharding, mesh.processes, len(document.shape))
+        if cells.keys() != set(product(*map(range, document.grid))):
+            return  # the grid does not match the mesh
+        yield from (((item.path, cell), frozenset(cells[cell])) for cell in item.cells)
+
+
+def _cells(sharding: Sharding, processes: Sequence[int], rank: int) -> dict[Shape, set[int]]:
+    """Map each cell of an array's grid to the processes whose devices have it."""
+    lengths = dict(sharding.mesh)
+    if len(processes) != prod(lengths.values()):
+        raise ValueError("a mesh of another size")
+    spec = [*sharding.spec, *([()] * (rank - len(sharding.spec)))]
+    result: dict[Shape, set[int]] = {}
+    for process, location in zip(processes, product(*map(range, lengths.values())), strict=True):
+        at = dict(zip(lengths, location, strict=True))
+        cell = []
+        for axes in spec:
+            number = 0
+            for axis in axes:
+                number = number * lengths[axis] + at[axis]
+            cell.append(number)
+        result.setdefault(tuple(cell), set()).add(process)
+    return result
+
+
+def _covering(holders: Mapping[tuple[Path, Shape], frozenset[int]]) -> Iterator[ExpectedHost]:
+    """Yield hosts that together have all chunks, starting with those that have the most."""
+    left = dict(holders)
+    while left:
+        held: dict[int, set[tuple[Path, Shape]]] = {}
+        for chunk, processes in left.items():
+            for process in processes:
+                held.setdefault(process, set()).add(chunk)
+        best = max(held, key=lambda process: (len(held[process]), -process))
+        alike = tuple(sorted(process for process, chunks in held.items() if chunks == held[best]))
+        yield ExpectedHost(alike, len(held[best]))
+        for chunk in held[best]:
+            del left[chunk]

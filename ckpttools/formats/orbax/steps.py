@@ -1,4 +1,4 @@
-"""Classify an Orbax directory as item, step or run, and determine whether a step is a finished save.
+"""Classify an Orbax directory as item, step or run, and whether Orbax considers a step finished.
 
 A step is judged by its contents. Orbax judges by name or, on gs://, by a commit file, so copying a step
 between kinds of stores misleads Orbax.
@@ -17,6 +17,7 @@ from typing import Any
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, StorageError
+from ckpttools.core.message_terms import call
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.orbax.index import PROCESSES, processes_of
 from ckpttools.formats.orbax.metadata import (
@@ -27,7 +28,9 @@ from ckpttools.formats.orbax.metadata import (
     needs_index,
 )
 from ckpttools.formats.orbax.ocdbt import MANIFEST
+from ckpttools.stores.abilities import SupportsRename
 from ckpttools.stores.location import Location
+from ckpttools.stores.publishing import find_unfinished, read_unfinished
 
 IN_PROGRESS = ".orbax-checkpoint-tmp"
 """Suffix of directories that Orbax is writing; old versions also append a time."""
@@ -408,3 +411,64 @@ def _lacks_index(item: Location) -> bool:
         return needs_index(read_json(item / TREE_FILE))
     except CheckpointError:
         return False  # opening the item reports more detail
+
+
+def unfinished_reason(step: Step, *, is_asked: bool = True) -> str | None:
+    """Return why a step is not a finished save; None if it is, even without a tree (such as only metrics).
+
+    Args:
+        step: The step to check.
+        is_asked: Whether to check for a conversion in progress in the step.
+
+    Raises:
+        StorageError: The step cannot be accessed.
+    """
+    if is_asked and (find_unfinished(step.path) or read_unfinished(step.path)):
+        return "a conversion is being written to it"
+    if step.is_being_deleted:
+        return step.why_unfinished
+    # Orbax versions that do not record a commit time wrote this file last.
+    declared = step.declared.fields.get("commit_timestamp_nsecs")
+    if step.path.store.streams and declared is None and not (step.path / COMMIT_FILE).is_file():
+        return f"no {COMMIT_FILE} and no commit time: it is unknown whether the save was completed"
+    if step.others:
+        faults = [fault for fault in step.faults(()) if not fault.startswith("no tree")]
+        return ", ".join(faults) or None
+    return step.why_unfinished
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """An action that makes Orbax skip a step.
+
+    Attributes:
+        words: Description of the action, in the imperative.
+        command: The command for the action; None if the user must move the step away.
+        fix: Name of the `ckpt doctor` fix for the action, or None.
+    """
+
+    words: str
+    command: str | None = None
+    fix: str | None = None
+
+
+def remedy(step: Location, asked: Location, *, is_uncommitted: bool) -> Remedy:
+    """Return an action that makes Orbax skip a step.
+
+    Args:
+        step: The step to skip.
+        asked: Path to pass to `ckpt doctor`: the step, or a parent directory.
+        is_uncommitted: Whether the save was never committed; `ckpt doctor` renames only uncommitted steps.
+    """
+    if commits_by_file(step):
+        words = f"delete its {COMMIT_FILE}, so that Orbax skips it"
+        return Remedy(words, step.store.removal((step / COMMIT_FILE).key))
+    if is_uncommitted and isinstance(step.store, SupportsRename):
+        command = call("doctor", asked, fix="set-aside")
+        return Remedy("rename it, so that Orbax skips it", command, "set-aside")
+    return Remedy(f"move {step} away, so that Orbax skips it")
+
+
+def is_passed_over(step: Location) -> bool:
+    """Return whether loaders skip an uncommitted step, as Orbax does where it judges by names."""
+    return not is_committed(step) or not (commits_by_file(step) or isinstance(step.store, SupportsRename))

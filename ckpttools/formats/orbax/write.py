@@ -29,8 +29,7 @@ from ckpttools.formats.placement import Appended, ChunkFiles, DataFile, Placemen
 from ckpttools.formats.references import NO_REFERENCES, ReferenceMode, References, find
 from ckpttools.formats.zarr import zarr3
 from ckpttools.formats.zarr.array import ChunkKeys
-from ckpttools.formats.zarr.chunking import chunk_shape
-from ckpttools.formats.zarr.given_chunks import GivenChunks
+from ckpttools.formats.zarr.chunking import GivenChunks, chunk_shape
 from ckpttools.formats.zarr.zarr3 import DOCUMENT, written_codecs
 from ckpttools.stores.location import Location
 

@@ -13,14 +13,14 @@ from ckpttools.array.tree import Leaf, Metadata, Tree
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.budget import check_memory, parse_size
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import CheckpointError
+from ckpttools.core.errors import CheckpointError, FormatError
 from ckpttools.core.notes import Notes
 from ckpttools.core.options import Option, shared
 from ckpttools.core.text import first_names
 from ckpttools.formats import flat
 from ckpttools.formats.adapters import WEIGHTS_STEM
 from ckpttools.formats.base import ReadOptions, Target, Writer
-from ckpttools.formats.safetensors.header import header_length, parse_header
+from ckpttools.formats.safetensors.header import SafetensorsHeader, header_length, parse_header
 from ckpttools.formats.safetensors.sharded import (
     ShardFile,
     is_sharded,
@@ -31,6 +31,7 @@ from ckpttools.formats.safetensors.sharded import (
 from ckpttools.formats.sidecar_files import (
     CONFIG,
     WEIGHTS_FIELD,
+    is_file,
     is_saved_by_peft,
     sidecar_config,
     sidecar_directory,
@@ -39,7 +40,7 @@ from ckpttools.formats.weight_files import WeightNames
 from ckpttools.formats.weight_index import WeightsLocation
 from ckpttools.stores.base import count_occurrences
 from ckpttools.stores.concurrency import map_concurrently
-from ckpttools.stores.location import Location
+from ckpttools.stores.location import Location, require_file_error
 
 NAMES = WeightNames(".safetensors", "model.safetensors")
 # Files next to a model's weights that do not have weights of the model.
@@ -115,8 +116,6 @@ class SafetensorsFormat:
         return unowned_files(directory, NAMES.read_in(directory))
 
     def faults(self, path: Location, options: ReadOptions) -> Iterable[CheckpointError]:
-        from ckpttools.formats.safetensors.faults import faults
-
         return faults(path)
 
     def sidecars(self, tree: Tree) -> Location:
@@ -129,9 +128,6 @@ class SafetensorsFormat:
             # PEFT loads only one file.
             return SafetensorsWriter(None, separator, stem=WEIGHTS_STEM)
         return SafetensorsWriter(max_shard_size, separator)
-
-
-FORMAT = SafetensorsFormat()
 
 
 def _require_room(result: WeightsLocation, options: ReadOptions) -> None:
@@ -212,3 +208,32 @@ def _leaves(file: ShardFile) -> Iterator[tuple[TreePath, Stored]]:
     start = file.header.data_start
     for entry in file.header.entries:
         yield (entry.name,), Stored(entry.shape, entry.dtype, file.source, start + entry.begin)
+
+
+def faults(path: Location) -> Iterator[CheckpointError]:
+    """Yield the faults of a file or of the files in a directory."""
+    for file in sorted(path.glob("[!.]*.safetensors")) if path.is_dir() else [path]:
+        result = header_of(file)
+        if isinstance(result, CheckpointError):
+            yield result
+
+
+def header_of(path: Location) -> SafetensorsHeader | CheckpointError:
+    """Return the header of a file, checked against the file's size, or the error that describes its fault.
+
+    Raises:
+        StorageError: A network store did not respond.
+    """
+    if path.lexists() and not is_file(path):
+        return FormatError("not a file", location=path, hint="it is a dangling link or a special file")
+    try:
+        source = path.open()
+        try:
+            return parse_header(source)
+        finally:
+            source.close()
+    except CheckpointError as error:
+        return require_file_error(error, path)
+
+
+FORMAT = SafetensorsFormat()

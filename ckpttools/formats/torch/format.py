@@ -14,11 +14,10 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, listing
 from ckpttools.core.notes import Notes
 from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.left_out import left_out
-from ckpttools.formats.read_only import ReadOnlyFormat
+from ckpttools.formats.read_only import ReadOnlyFormat, left_out
 from ckpttools.formats.sidecar_files import sidecar_config
 from ckpttools.formats.torch import archive
-from ckpttools.formats.torch.saved import saved_file
+from ckpttools.formats.torch.archive import saved_file
 from ckpttools.formats.torch.state import State, state_of
 from ckpttools.formats.weight_files import WeightNames, reason
 from ckpttools.stores.checksums import ChecksummedRange

@@ -17,16 +17,13 @@ from ckpttools.core.notes import Notes
 from ckpttools.core.region import Region
 from ckpttools.core.text import plural, sample_names
 from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.left_out import left_out
 from ckpttools.formats.pieced import Piece, pieced
-from ckpttools.formats.read_only import ReadOnlyFormat
+from ckpttools.formats.read_only import ReadOnlyFormat, left_out
 from ckpttools.formats.sidecar_files import sidecar_config
-from ckpttools.formats.torch.archive import checksums_in
-from ckpttools.formats.torch.dtensor import LocalPart, is_distributed, local_part
+from ckpttools.formats.torch.archive import COPY_ALL, MOST_RANKS, SavedFile, checksums_in, saved_file
 from ckpttools.formats.torch.pickled import Record
 from ckpttools.formats.torch.replica_check import Twins
-from ckpttools.formats.torch.saved import COPY_ALL, MOST_RANKS, SavedFile, saved_file
-from ckpttools.formats.torch.state import State, state_of
+from ckpttools.formats.torch.state import LocalPart, State, is_distributed, local_part, state_of
 from ckpttools.formats.torch.tensors import NotReadableError
 from ckpttools.stores.checksums import ChecksummedRange
 from ckpttools.stores.concurrency import map_concurrently

@@ -19,14 +19,12 @@ from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.pieced import in_shape
 from ckpttools.formats.read_only import ReadOnlyFormat
 from ckpttools.formats.sidecar_files import sidecar_config
-from ckpttools.formats.torch.archive import checksums_in
+from ckpttools.formats.torch.archive import SavedFile, checksums_in, saved_file
 from ckpttools.formats.torch.latest import UNIVERSAL, missing_step, step_named
 from ckpttools.formats.torch.pickled import Record
-from ckpttools.formats.torch.saved import SavedFile, saved_file
 from ckpttools.formats.torch.tensors import NotReadableError, is_tensor
 from ckpttools.formats.torch.zero import LEFT_OUT, STATE
-from ckpttools.formats.torch.zero_model import ModelStates
-from ckpttools.formats.torch.zero_moments import as_step, step_array
+from ckpttools.formats.torch.zero_model import ModelStates, as_step, step_array
 from ckpttools.stores.checksums import ChecksummedRange
 from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.location import Location

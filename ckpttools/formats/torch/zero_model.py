@@ -1,21 +1,29 @@
-"""DeepSpeed's model state files: ordered shapes, buffers, frozen weights and shared weights."""
+"""A model in DeepSpeed's files: shapes, buffers, shared weights, and what its flat vectors contain.
+
+ZeRO stores the float32 weights of a group of parameters in one vector that is split across the processes.
+In stages 1 and 2, the vector of a group is split as a unit. In stage 3, each parameter is split
+separately and padded to equal parts. The layout is that of DeepSpeed 0.19,
+`deepspeed/utils/zero_to_fp32.py`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
 from math import prod
 from typing import Any
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import Stored
+from ckpttools.array.nodes import Constant, Stored
 from ckpttools.core.dataclass import dataclass
+from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError
-from ckpttools.core.region import Shape
+from ckpttools.core.region import Shape, ceil_div
 from ckpttools.formats.pieced import in_shape
+from ckpttools.formats.torch.archive import SavedFile
 from ckpttools.formats.torch.pickled import Record
-from ckpttools.formats.torch.saved import SavedFile
 from ckpttools.formats.torch.tensors import is_tensor, torch_lengths
-from ckpttools.formats.torch.zero_shards import Shapes, Vector
 
 
 @dataclass(frozen=True)
@@ -181,3 +189,219 @@ def _count(shape: Shape, vector: Vector, name: str) -> int:
     if not 0 < count <= vector.size:
         raise ValueError(f"{name} has {count:,} elements, but its parts {vector.size:,}")
     return count
+
+
+_STEP = "step"
+_MOST_STEPS = 1 << 62
+_BASE, _INNER = "base_optimizer_state", "optimizer_state_dict"
+
+Groups = Sequence[Mapping[Any, Any]]
+"""The moments of each group of a process, in order."""
+
+
+def groups_of(state: Mapping[Any, Any], count: int) -> Groups:
+    """Return the moments of each of a process's `count` groups, which are empty before the first step.
+
+    Stages 1 and 2 use one key, and stage 3 another. "Elastic" checkpoints have a list instead of the state of
+    `torch.optim`.
+    """
+    kept = state.get(_BASE, state.get(_INNER))
+    result = kept.get("state") if isinstance(kept, dict) else kept
+    numbered = dict(enumerate(result)) if isinstance(result, list | tuple) else result
+    groups = numbered if isinstance(numbered, dict) else {}
+    each = [groups.get(number) for number in range(count)]
+    return [one if isinstance(one, dict) else {} for one in each]
+
+
+def moments_of(ranks: Sequence[Groups], weights: Sequence[Sequence[Stored]]) -> tuple[list[str], list[str]]:
+    """Return the names of moments that all parameters have, and the names that only some have.
+
+    Args:
+        ranks: The moments of each group, by process.
+        weights: The weight vector of each group, by process.
+    """
+    pairs = [item for one in zip(ranks, weights, strict=True) for item in zip(*one, strict=True)]
+    kept = dict.fromkeys(name for group, vector in pairs if vector.size for name in group if name != _STEP)
+    names = [name for name in kept if type(name) is str]
+    whole = [name for name in names if all(_may_be(group.get(name), vector) for group, vector in pairs)]
+    some = [name for name in names if any(_is_kept(group.get(name)) for group, _ in pairs)]
+    return whole, [name for name in some if name not in whole]
+
+
+def _may_be(value: Any, vector: Stored) -> bool:
+    return not vector.size or _is_kept(value)
+
+
+def _is_kept(value: Any) -> bool:
+    return isinstance(value, Record) and is_tensor(value)
+
+
+def moment(name: str, group: Mapping[Any, Any], vector: Stored, file: SavedFile) -> Stored:
+    """Return the vector of a moment, cut to the length of the weights because the rest is padding.
+
+    Raises:
+        ValueError: The vector is shorter than the weights.
+    """
+    if not vector.size:
+        return vector
+    result = flat_vector(group.get(name), file)
+    if result.size < vector.size:
+        raise ValueError(
+            f"{file.location.name}: {name} has {result.size:,} elements, weights {vector.size:,}"
+        )
+    return replace(result, shape=vector.shape)
+
+
+def steps_taken(state: Mapping[Any, Any], groups: Groups, file: SavedFile) -> int | None:
+    """Return the step count of an optimizer; None if it is unknown.
+
+    The count is taken from the first group that has one, because optimizers count all groups equally.
+    """
+    kept = state.get(_BASE, state.get(_INNER))
+    settings = kept.get("param_groups") if isinstance(kept, dict) else None
+    declared = [*groups, *(settings if isinstance(settings, list | tuple) else ())]
+    steps = [item[_STEP] for item in declared if isinstance(item, dict) and item.get(_STEP) is not None]
+    return as_step(steps[0] if steps else state.get("base_optimizer_state_step"), file)
+
+
+def as_step(value: Any, file: SavedFile) -> int | None:
+    """Convert a number or a tensor to a step count; return None for other values."""
+    if isinstance(value, Record) and is_tensor(value):
+        array = file.tensor(value)
+        value = array.read().item() if array.size == 1 else None
+    return int(value) if type(value) in (int, float) and 0 <= value < _MOST_STEPS else None
+
+
+def step_array(steps: Mapping[str, int | None]) -> LazyArray | None:
+    """Return the step count as an array; None if it is unknown.
+
+    Args:
+        steps: The results of `as_step` by name of the process's or parameter's file.
+
+    Raises:
+        ValueError: The step counts differ.
+    """
+    check_one_step(steps)
+    step = next(iter(steps.values()))
+    return None if step is None else Constant((), DTYPES["int64"], step.to_bytes(8, "little"))
+
+
+Shapes = Mapping[str, Shape]
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """Consecutive stored vectors viewed as one; ranges are read from the files that contain them."""
+
+    parts: tuple[Stored, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(part.size for part in self.parts)
+
+    def stretch(self, start: int, count: int) -> Iterator[Stored]:
+        """Yield `count` elements from `start`, in one piece per file."""
+        ends = accumulate(part.size for part in self.parts)
+        for part, end in zip(self.parts, ends, strict=True):
+            a, b = max(start, end - part.size), min(start + count, end)
+            if b > a:
+                at = part.offset + (a - (end - part.size)) * part.dtype.itemsize
+                yield replace(part, shape=(b - a,), offset=at)
+
+
+def of_groups(
+    groups: Sequence[Vector], shapes: Sequence[Shapes], world: int, gaps: Sequence[Sequence[int]] | None
+) -> dict[str, LazyArray]:
+    """Return the parameters of stages 1 and 2, which are consecutive in the vector of their group.
+
+    Args:
+        groups: The complete vector of each group.
+        shapes: Shapes of the parameters of each group, in order.
+        world: Number of processes.
+        gaps: The padding after each parameter of each group, if recorded.
+
+    Raises:
+        ValueError: A vector and its parameters have different numbers of elements.
+    """
+    if len(groups) != len(shapes) or (gaps is not None and [*map(len, gaps)] != [*map(len, shapes)]):
+        raise ValueError(f"{len(groups)} vectors for {len(shapes)} groups of parameters")
+    result: dict[str, LazyArray] = {}
+    for number, (vector, named) in enumerate(zip(groups, shapes, strict=True)):
+        behind = gaps[number] if gaps is not None else [0] * len(named)
+        at = 0
+        for (name, shape), gap in zip(named.items(), behind, strict=True):
+            result[name] = _taken(vector, at, shape, name)
+            at += prod(shape) + gap
+        # Vectors are padded to a multiple of twice the number of processes.
+        if ceil_div(at, 2 * world) != ceil_div(vector.size, 2 * world):
+            raise ValueError(f"group {number} has {vector.size:,} elements, but its parameters {at:,}")
+    return result
+
+
+def names_of_ranks(
+    groups: Sequence[Vector], shapes: Sequence[Shapes], gaps: Sequence[Sequence[int]] | None
+) -> list[set[str]]:
+    """Return the names of the parameters that the parts of each process overlap.
+
+    Args:
+        groups: As for `of_groups`, with a part for each process.
+        shapes, gaps: As for `of_groups`.
+    """
+    held: list[set[str]] = [set() for _ in groups[0].parts]
+    for number, (vector, named) in enumerate(zip(groups, shapes, strict=True)):
+        ends = [0, *accumulate(part.size for part in vector.parts)]
+        behind = gaps[number] if gaps is not None else [0] * len(named)
+        at = 0
+        for (name, shape), gap in zip(named.items(), behind, strict=True):
+            for rank, (start, stop) in enumerate(pairwise(ends)):
+                if max(at, start) < min(at + prod(shape), stop):
+                    held[rank].add(name)
+            at += prod(shape) + gap
+    return held
+
+
+def of_ranks(ranks: Sequence[Vector], shapes: Sequence[Shapes]) -> dict[str, LazyArray]:
+    """Return the parameters of stage 3: equal parts of each on all processes, the last one padded.
+
+    Args:
+        ranks: The complete vector of each process.
+        shapes: Shapes of the parameters of each group, in order.
+
+    Raises:
+        ValueError: As for `of_groups`.
+    """
+    world, at = len(ranks), 0
+    result: dict[str, LazyArray] = {}
+    for named in shapes:
+        for name, shape in named.items():
+            result[name] = _gathered(ranks, at, shape, name)
+            at += ceil_div(prod(shape), world)
+    wrong = [number for number, vector in enumerate(ranks) if vector.size != at]
+    if wrong:
+        raise ValueError(
+            f"rank {wrong[0]} has {ranks[wrong[0]].size:,} elements, but its parts of the parameters {at:,}"
+        )
+    return result
+
+
+def _taken(vector: Vector, at: int, shape: Shape, name: str) -> LazyArray:
+    count = prod(shape)
+    if at + count > vector.size:
+        raise ValueError(f"{name} ends at element {at + count:,} of a vector of {vector.size:,}")
+    if not count:
+        return Constant(shape, vector.parts[0].dtype, bytes(vector.parts[0].dtype.itemsize))
+    return in_shape([*vector.stretch(at, count)], shape)
+
+
+def _gathered(ranks: Sequence[Vector], at: int, shape: Shape, name: str) -> LazyArray:
+    count = prod(shape)
+    part = ceil_div(count, len(ranks))
+    if not count:
+        return Constant(shape, ranks[0].parts[0].dtype, bytes(ranks[0].parts[0].dtype.itemsize))
+    pieces: list[Stored] = []
+    for rank, vector in enumerate(ranks):
+        own = min(part, max(0, count - rank * part))
+        if at + own > vector.size:
+            raise ValueError(f"{name} ends at element {at + own:,} of rank {rank}'s {vector.size:,}")
+        pieces += vector.stretch(at, own)
+    return in_shape(pieces, shape)

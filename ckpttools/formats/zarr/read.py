@@ -18,7 +18,7 @@ from ckpttools.formats.json_file import DEEPEST, read_json
 from ckpttools.formats.orbax.arrays import Arrays
 from ckpttools.formats.orbax.entries import Files
 from ckpttools.formats.orbax.metadata import TREE_FILE
-from ckpttools.formats.zarr.given_chunks import CHUNKS
+from ckpttools.formats.zarr.chunking import CHUNKS
 from ckpttools.formats.zarr.links import FollowedLinks, Way
 from ckpttools.formats.zarr.options import COMPRESSION, HELP
 from ckpttools.formats.zarr.zarr3 import DOCUMENT

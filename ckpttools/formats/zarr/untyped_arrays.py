@@ -25,7 +25,6 @@ from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.flax.format import has_state_header, open_state
 from ckpttools.formats.flax.state import FlaxState
 from ckpttools.formats.json_file import DEEPEST, json_object, read_json
-from ckpttools.formats.left_out import left_out
 from ckpttools.formats.orbax.arrays import Arrays, Grid
 from ckpttools.formats.orbax.entries import Entries, Files, entries_of
 from ckpttools.formats.orbax.metadata import (
@@ -37,7 +36,7 @@ from ckpttools.formats.orbax.metadata import (
 )
 from ckpttools.formats.orbax.ocdbt import MANIFEST
 from ckpttools.formats.orbax.steps import IN_PROGRESS, Step
-from ckpttools.formats.read_only import ReadOnlyFormat
+from ckpttools.formats.read_only import ReadOnlyFormat, left_out
 from ckpttools.formats.sidecar_files import CONFIG, sidecar_config
 from ckpttools.formats.zarr import zarr2, zarr3
 from ckpttools.formats.zarr.chunks import DOCUMENTS, has_array

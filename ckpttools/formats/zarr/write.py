@@ -21,8 +21,7 @@ from ckpttools.formats import flat
 from ckpttools.formats.base import Extents, Layout
 from ckpttools.formats.checks import LONGEST_NAME, check_dtypes, check_paths, is_file_name
 from ckpttools.formats.placement import ChunkFiles, Placement
-from ckpttools.formats.zarr.chunking import chunk_shape
-from ckpttools.formats.zarr.given_chunks import GivenChunks
+from ckpttools.formats.zarr.chunking import GivenChunks, chunk_shape
 from ckpttools.formats.zarr.zarr3 import (
     DOCUMENT,
     KEYS,

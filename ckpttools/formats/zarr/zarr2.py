@@ -16,13 +16,13 @@ from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Shape
 from ckpttools.formats.zarr.array import (
     ZARR2_DOCUMENT,
+    Chain,
     ChunkKeys,
     ZarrArray,
     checked_grid,
     checked_keys,
     fill_element,
 )
-from ckpttools.formats.zarr.chain import Chain
 
 DOCUMENT = ZARR2_DOCUMENT
 KEYS = ChunkKeys("", ".")

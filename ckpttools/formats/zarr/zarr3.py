@@ -20,8 +20,8 @@ from ckpttools.formats.zarr.array import (
     checked_grid,
     checked_keys,
     fill_element,
+    parse_chain,
 )
-from ckpttools.formats.zarr.chain import parse_chain
 
 DOCUMENT = ZARR3_DOCUMENT
 KEYS = ChunkKeys("c", "/")

@@ -10,8 +10,7 @@ from ckpttools.core.errors import CheckpointError, StorageError
 from ckpttools.core.message_terms import action
 from ckpttools.core.text import plural
 from ckpttools.formats.orbax.naming import ITEM
-from ckpttools.formats.orbax.skipping import remedy
-from ckpttools.formats.orbax.steps import Step, directories, is_item
+from ckpttools.formats.orbax.steps import Step, directories, is_item, remedy
 from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.loading.paths import (
     EMERGENCY_ITEMS,

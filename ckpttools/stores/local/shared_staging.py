@@ -8,13 +8,12 @@ from contextlib import contextmanager, suppress
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import StorageError, first_line
 from ckpttools.core.message_terms import render
-from ckpttools.stores.local.data_files import LocalDataFiles
+from ckpttools.stores.local.data_files import LocalDataFiles, StagingFiles
 from ckpttools.stores.local.files import errors_of
 from ckpttools.stores.local.journal import Journal
 from ckpttools.stores.local.parts import PartJournal, members
 from ckpttools.stores.local.staging import LocalStaging
 from ckpttools.stores.local.staging_names import read_mark
-from ckpttools.stores.local.written import StagingFiles
 from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import JobInfo, Record
 from ckpttools.stores.shares import DONE, Share, Standing, check_free, prepared, published
@@ -96,7 +95,7 @@ class SharedLocalStaging(LocalStaging):
             if result is None or result.plan is None:
                 return Standing(False)
             if result.plan != plan:
-                from ckpttools.stores.local.conversion_conflicts import describe_conversion
+                from ckpttools.stores.local.directory import describe_conversion
 
                 return Standing(False, other=describe_conversion(result.purpose) if result.purpose else "")
             is_published = self.is_complete(result, plan)

@@ -13,7 +13,7 @@ from shlex import quote
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import DestinationExistsError, NoSpaceError, StorageError, UsageError
 from ckpttools.core.message_terms import option, retry_term
-from ckpttools.stores.local.data_files import LocalDataFiles
+from ckpttools.stores.local.data_files import LocalDataFiles, StagingFiles
 from ckpttools.stores.local.directory import (
     StagingDirectory,
     allocated,
@@ -37,7 +37,6 @@ from ckpttools.stores.local.mounts import first_mount
 from ckpttools.stores.local.parts import members, remove_parts
 from ckpttools.stores.local.staging_names import JOURNAL, read_mark, remove_mark
 from ckpttools.stores.local.store import STORE
-from ckpttools.stores.local.written import StagingFiles
 from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import PLAN_MARK, JobInfo, LockedError, Record, check_name
 from ckpttools.stores.shares import active_members, claimed_error, members_command
@@ -309,7 +308,7 @@ class LocalStaging(StagingDirectory):
             self.refuse_unmarked()
         is_anothers = journal.plan != purpose.plan and os.path.lexists(self.content)
         if is_anothers and not self.overwrite:
-            from ckpttools.stores.local.conversion_conflicts import conflict_error
+            from ckpttools.stores.local.directory import conflict_error
 
             raise conflict_error(self.directory, journal.purpose, purpose)
 

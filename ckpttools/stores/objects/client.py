@@ -69,7 +69,7 @@ QUOTED, UNQUOTED, IGNORED = "quoted", "unquoted", "ignored"
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """The write conditions that a bucket honors (`ckpttools.stores.objects.conditions`).
+    """The write conditions that a bucket honors (`ckpttools.stores.objects.writing`).
 
     Attributes:
         creates: Whether objects can be created on the condition that none exists.

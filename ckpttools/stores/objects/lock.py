@@ -4,7 +4,7 @@ Each write requires that the object is new or unchanged since the last write, so
 succeeds. A lock that has not been written for a minute, by the bucket's clock, is taken over. If its content
 names a process of this machine that no longer exists, it is taken over immediately.
 
-Before it takes the lock, a process probes which conditions the bucket honors (`objects/conditions.py`). If
+Before it takes the lock, a process probes which conditions the bucket honors (`objects/writing.py`). If
 the bucket does not honor `If-Match`, the owner reads the lock before each renewal, and a process that takes
 over a dead lock first creates an object named after the lock, which only one process can create. If the
 bucket does not honor `If-None-Match` either, two processes can start at the same moment: each writes the
@@ -27,8 +27,7 @@ from ckpttools.core.errors import StorageError
 from ckpttools.core.message_terms import retry_term
 from ckpttools.stores.abilities import StoredLock
 from ckpttools.stores.objects.client import IGNORED, Bucket, Version
-from ckpttools.stores.objects.conditions import probe_conditions
-from ckpttools.stores.objects.writing import TakenError, delete, put, read, replace
+from ckpttools.stores.objects.writing import TakenError, delete, probe_conditions, put, read, replace
 from ckpttools.stores.publishing import LockedError
 
 RENEWED_SECONDS = 10.0

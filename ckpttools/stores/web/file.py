@@ -17,8 +17,7 @@ from ckpttools.stores.block_cache import BlockCache, ByteCache, is_document
 from ckpttools.stores.concurrency import MOST, USUAL, requested_concurrency
 from ckpttools.stores.contents import WrongLengthError
 from ckpttools.stores.costs import FAR, Costs, Traffic
-from ckpttools.stores.web.attempts import Attempts
-from ckpttools.stores.web.client import Client, closing, discard, failure_words, status_text
+from ckpttools.stores.web.client import Attempts, Client, closing, discard, failure_words, status_text
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -28,14 +28,15 @@ from ckpttools.stores.web.file import WebFile, WebStore
 from ckpttools.stores.web.hub_cache import (
     CachedFile,
     Entry,
+    ExpectedFile,
     Snapshot,
     cached_file,
     cached_snapshot,
+    fetch,
     note_revision,
 )
 from ckpttools.stores.web.hub_data_files import MEMORY
 from ckpttools.stores.web.hub_errors import AbsentError, Answer, HubRequest, read_error
-from ckpttools.stores.web.hub_fetch import ExpectedFile, fetch
 from ckpttools.stores.web.hub_name import COMMIT, HubName
 from ckpttools.stores.web.hub_repository import Repository
 from ckpttools.stores.web.listing import is_plain, is_text

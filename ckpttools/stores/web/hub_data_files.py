@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from ckpttools.core.budget import format_size
 from ckpttools.core.errors import CheckpointError, SourceChangedError, StorageError, UsageError
 from ckpttools.core.message_terms import retry_term
-from ckpttools.stores.web.attempts import attempts_suffix
-from ckpttools.stores.web.client import FAILURES, failure_words
+from ckpttools.stores.web.client import FAILURES, attempts_suffix, failure_words
 from ckpttools.stores.web.hub_repository import SAMPLE_BYTES, Blob, BusyError, Repository
 
 if TYPE_CHECKING:

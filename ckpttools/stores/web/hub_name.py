@@ -1,4 +1,4 @@
-"""Parse hf:// addresses: org/name[@revision][/path]."""
+"""Names of models on the Hub: hf://org/name[@revision][/path], and org/name in place of a path."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from ckpttools.core.errors import UsageError
+from ckpttools.stores.location import Location
+from ckpttools.stores.registry import LocationLike, parse
 
 # Valid names of organizations and models on the Hub.
 _HUB_NAME = re.compile(r"(?!.*(?:--|\.\.|\.git$))\w(?:[\w.-]{0,94}\w)?", re.ASCII)
@@ -60,3 +62,24 @@ class HubName(NamedTuple):
             kind, number, *below = path.split("/", 2)
             revision, path = f"refs/{kind}/{number}", "".join(below)
         return cls(f"{org}/{name}", unquote(revision), path)
+
+
+def model_at(where: LocationLike) -> Location:
+    """Return the location for a path, or for a Hub model if the path does not exist.
+
+    Args:
+        where: As for `ckpttools.stores.parse`. Only text can be a model name, and only if the path's parent
+            does not exist either.
+
+    Raises:
+        UsageError: As for `ckpttools.stores.parse`.
+    """
+    location = parse(where)
+    if (
+        not isinstance(where, str)
+        or not is_model_name(where)
+        or location.exists()
+        or location.parent.exists()
+    ):
+        return location
+    return parse(f"hf://{where}")
