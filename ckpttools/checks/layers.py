@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
+from itertools import pairwise
 
 from ckpttools.checks.base import DECODERS, ModelCheck, ModelDirectory, ModelFinding
 from ckpttools.core.message_terms import call
@@ -22,7 +23,7 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
     present = _layers_in(model)
     if not present:
         return
-    missing = set(range(count)) - present
+    missing = _gaps(present, count)
     if missing:
         yield _missing(model, count, present, missing)
     extra = {number for number in present if number >= count + prediction_layers(model.text_config)}
@@ -31,7 +32,8 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
             "warning",
             CHECK.name,
             model.location,
-            f"{_COUNT} in {CONFIG} is {count}, but there are weights for {_listed(extra)}",
+            f"{_COUNT} in {CONFIG} is {count}, but there are weights for "
+            f"{_listed(format_ranges(extra), len(extra))}",
             "every loader ignores them, and the model computes as a smaller one",
             f"fetch {CONFIG} again: it belongs to another model",
         )
@@ -41,29 +43,35 @@ def _layers_in(model: ModelDirectory) -> set[int]:
     return {int(result[1]) for result in map(_LAYER.match, model.arrays) if result}
 
 
+def _gaps(present: Collection[int], count: int) -> list[tuple[int, int]]:
+    """Return the first and last layer of each run of missing layers. A false count may be huge."""
+    edges = [-1, *sorted(number for number in present if number < count), count]
+    return [(below + 1, above - 1) for below, above in pairwise(edges) if above - below > 1]
+
+
 def _missing(
-    model: ModelDirectory, count: int, present: Collection[int], missing: Collection[int]
+    model: ModelDirectory, count: int, present: Collection[int], missing: Sequence[tuple[int, int]]
 ) -> ModelFinding:
     hint, command = "fetch all shards", None
     # A model whose last layers were removed lacks layers only at the end.
     if not model.is_output and present == set(range(len(present))):
         command = call("shrink", model.location, "DST", layers=len(present))
         hint += f"; if layers were removed on purpose, correct {_COUNT}: {command}"
+    text = ",".join(str(first) if first == last else f"{first}..{last}" for first, last in missing)
+    listed = _listed(text, sum(last - first + 1 for first, last in missing))
     return ModelFinding(
         "error",
         CHECK.name,
         model.location,
-        f"{_COUNT} in {CONFIG} is {count}, but there are no weights for {_listed(missing)}",
+        f"{_COUNT} in {CONFIG} is {count}, but there are no weights for {listed}",
         "transformers initializes them randomly and warns; conversions to MaxText refuse the model",
         hint,
         command=command,
     )
 
 
-def _listed(layers: Collection[int]) -> str:
-    return (
-        f"{'layer' if len(layers) == 1 else 'layers'} {format_ranges(sorted(layers))} (the first layer is 0)"
-    )
+def _listed(layers: str, count: int) -> str:
+    return f"{'layer' if count == 1 else 'layers'} {layers} (the first layer is 0)"
 
 
 CHECK = ModelCheck("layers", f"weights for layers not declared in {CONFIG}", _check)

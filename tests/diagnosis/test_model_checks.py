@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -13,12 +14,14 @@ from support.command_line import ckpt, doctor, hint_of, with_flags
 from support.locations import GOLDEN
 
 import ckpttools
-from ckpttools import CheckpointError, ConfigError, FormatError
+from ckpttools import DTYPES, CheckpointError, ConfigError, FormatError, Tree
 from ckpttools import summary as api_summary
 from ckpttools.checks import generation
 from ckpttools.checks.base import LEVELS, ModelDirectory
 from ckpttools.checks.registry import checks, findings
+from ckpttools.core.text import format_ranges
 from ckpttools.maxtext.config_differences import config_differences
+from ckpttools.testing.strategies import stored
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "a" * 64 + "\nsize 17477929\n"
 SIDECARS = ("tokenizer.json", "tokenizer.model", "generation_config.json", "vocab.json", "merges.txt")
@@ -328,6 +331,30 @@ def test_layer_lists_have_one_entry_per_layer(changes, count):
     config = json.dumps(LLAMA | {"num_hidden_layers": 2} | changes).encode()
     result = [*findings(ModelDirectory("m", {"config.json": config}))]
     assert [item.check for item in result] == ["layer-lists"] * count
+
+
+@given(layers=st.sets(st.integers(0, 12), min_size=1), count=st.integers(1, 14))
+def test_missing_layers_are_listed_as_ranges(layers, count):
+    scale = stored(np.ones(8, np.float32), DTYPES["float32"])
+    tree = Tree({(f"model.layers.{layer}.input_layernorm.weight",): scale for layer in layers})
+    config = json.dumps(LLAMA | {"num_hidden_layers": count}).encode()
+    model = ModelDirectory("m", {"config.json": config}, tree, is_output=True)
+    missing = {*range(count)} - layers
+    noun = "layer" if len(missing) == 1 else "layers"
+    expected = f"there are no weights for {noun} {format_ranges(missing)} (the first layer is 0)"
+    texts = [item.what for item in findings(model) if "no weights for" in item.what]
+    assert [text.partition(", but ")[2] for text in texts] == [expected] * bool(missing)
+
+
+def test_huge_layer_count_takes_little_memory(tmp_path):
+    model = save_model(tmp_path / "m", num_hidden_layers=10**12)
+    tracemalloc.start()
+    try:
+        text = " ".join(item.what for item in doctor(model).findings)
+        assert tracemalloc.get_traced_memory()[1] < 100_000_000
+    finally:
+        tracemalloc.stop()
+    assert "no weights for layers 2..999999999999 (the first layer is 0)" in text
 
 
 @pytest.mark.parametrize("types", [[FULL] * 2, [FULL] * 5, [FULL, SLIDING, FULL, FULL]])
