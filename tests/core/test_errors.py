@@ -25,6 +25,7 @@ CODES = {
     "UnknownNameError": 2,
     "NoSuchPathError": 2,
     "MissingPathError": 2,
+    "MissingPackageError": 2,
     "MappingError": 3,
     "ShapeError": 3,
     "CoverageError": 3,
