@@ -175,7 +175,7 @@ class PeftConfig:
     def _is_tied(self, module: str) -> bool:
         """Return whether PEFT ties the factors of embeddings and head.
 
-        Either of them as a target is then enough.
+        One of them as a target is then enough.
         """
         if not self._flag("ensure_weight_tying") or module.rpartition(".")[2] not in _TIED:
             return False

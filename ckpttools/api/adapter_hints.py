@@ -66,7 +66,7 @@ def elsewhere(location: Location) -> str | None:
     """Return the command that copies a checkpoint to where MaxText reads it; None if it is already there."""
     if location.store.scheme in ("file", "gs"):
         return None
-    return f"MaxText reads disks and gs:// alone: {action('copy', str(location), 'DIR')}"
+    return f"MaxText reads only disks and gs://: {action('copy', str(location), 'DIR')}"
 
 
 def _is_read(tree: Tree) -> bool:

@@ -90,7 +90,7 @@ class _Merge:
     like: LocationLike | None
 
     def __call__(self, tree: Tree) -> Transformed:
-        require_numbers(tree, "an adapter can be added to plain weights only")
+        require_numbers(tree, "an adapter can be merged only into plain weights")
         (base,) = _bases(self.model, self.like, tree)
         return merge_into_base(base, opened_adapter(self.adapter, base, self.alpha), self.scale)
 
@@ -239,10 +239,10 @@ def _bases(model: ModelOptions, like: LocationLike | None, *trees: Tree) -> list
     result = [open_base(tree, model, like) for tree in trees]
     if like is not None and all(item.rows is None for item in result):
         raise UsageError(
-            f"{option('like')} says which model a MaxText checkpoint came from",
+            f"{option('like')} names the original model of a MaxText checkpoint",
             location=trees[0].metadata.location or None,
             got="a Hugging Face model",
-            hint="leave it out: its own config.json counts",
+            hint="leave it out: its own config.json is used",
         )
     return result
 
@@ -252,7 +252,7 @@ def _refuse_adapter(tree: Tree) -> None:
     if adapter_report(tree) is not None:
         merging = action("merge_adapter", "BASE", "DST", adapter=location)
         raise FormatError(
-            "this is an adapter, and not a model",
+            "this is an adapter, not a model",
             location=location,
             expected="the model that was adapted",
             hint=f"{merging} merges it into one",
@@ -283,7 +283,7 @@ def opened_adapter(where: LocationLike, base: Base, alpha: float | None = None) 
         )
     if is_checkpoint(location / STEP_0):
         raise FormatError(
-            "two adapters lie here: one of PEFT and one of MaxText",
+            "this directory has two adapters: one of PEFT and one of MaxText",
             location=location,
             hint=f"name one of them: {weights_file(location)} or {location / STEP_0}",
         )
@@ -294,7 +294,7 @@ def _of_maxtext(tree: Tree, base: Base, alpha: float | None) -> Adapter:
     location = tree.metadata.location
     if is_peft(parse(location)) and not factor_pairs(tree):
         raise FormatError(
-            "this is a PEFT adapter already", location=location, expected="an adapter of MaxText or Tunix"
+            "this is already a PEFT adapter", location=location, expected="an adapter of MaxText or Tunix"
         )
     if not factor_pairs(tree):
         if is_adapter(tree):
@@ -302,7 +302,7 @@ def _of_maxtext(tree: Tree, base: Base, alpha: float | None) -> Adapter:
                 f"these are arrays of a PEFT adapter without its {ADAPTER}",
                 location=location,
                 expected=f"{ADAPTER} next to them, which states alpha and ranks",
-                hint=f"copy {ADAPTER} from where the arrays came from",
+                hint=f"copy {ADAPTER} from the directory of the original arrays",
             )
         raise FormatError(
             "this is not an adapter",
@@ -317,7 +317,7 @@ def _peft_alone(where: LocationLike) -> Adapter:
     location = parse(where)
     if is_peft(location):
         return open_peft(location)
-    open_tree(location)  # an error of this is more precise, such as that there are several checkpoints
+    open_tree(location)  # An error of this call is more precise, for example about several checkpoints.
     raise FormatError(
         "this is not a PEFT adapter",
         location=location,

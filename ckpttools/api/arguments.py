@@ -49,9 +49,9 @@ def float_dtype_of(dtype: DType | str | None) -> DType | None:
     if known is None or known.is_of_weights:
         return known
     raise UsageError(
-        "weights are floating-point numbers, and would be lost",
+        "other dtypes would lose the values of weights",
         got=option("dtype", known),
-        expected="a dtype of floating-point numbers, such as bfloat16",
+        expected="a floating-point dtype, such as bfloat16",
     )
 
 

@@ -64,7 +64,7 @@ class SaveListing:
     Attributes:
         step: Step number.
         began: Start of the save, in seconds since 1970; None if unknown.
-        hosts: Directories of the hosts that hold a part, ordered by name.
+        hosts: Directories of the hosts with parts of the step, ordered by name.
         processes: Distributed IDs of the processes whose chunks each host has; () if unknown.
         chunks: Number of distinct chunks; `twins` of them are on several hosts.
         missing: Chunks that are not on any host.
@@ -216,14 +216,14 @@ def _locations(where: LocationLike | Sequence[LocationLike]) -> list[Location]:
 def _shares(hosts: Sequence[Location], max_index_bytes: int) -> list[HostShare]:
     """Return the shares of all hosts without duplicates, checking that each is usable."""
     if not hosts:
-        raise UsageError("no directory of a host is named")
+        raise UsageError("no host directory is given")
     result = {share.item.resolve(): share for host in hosts for share in shares_of(host, max_index_bytes)}
     if not result:
         raise FormatError(
-            "no step of a host is here",
+            "no steps of a host found",
             location=", ".join(map(str, hosts)),
-            expected="directories of hosts with STEP/state, or one with those of several hosts in it",
-            hint=f"{action('summary', 'PATH')} says what is there",
+            expected="host directories with STEP/state, or a directory that contains several of them",
+            hint=f"{action('summary', 'PATH')} identifies a path",
         )
     map_concurrently(hosts[0].store, lambda share: share.fault, result.values())
     return list(result.values())
@@ -244,10 +244,10 @@ def _chosen(shares: Sequence[HostShare], step: int | None) -> Save:
     if save is None:
         faults = [f"{share.step.path}: {share.fault}" for share in shares if share.fault is not None]
         raise FormatError(
-            "no step is complete: chunks are missing that none of these hosts has"
+            "no step is complete: none of these hosts has the missing chunks"
             + listing([*map(_lacking, saves), *faults]),
-            expected="directories of enough hosts to have every chunk",
-            hint="name those of more hosts, of their copies in a bucket, or the persistent directory",
+            expected="directories of enough hosts to cover every chunk",
+            hint="add directories of more hosts, their copies in a bucket, or the persistent directory",
         )
     return save
 
@@ -258,7 +258,7 @@ def _refuse_unnamed(save: Save) -> None:
             f"hosts have arrays of step {save.step} that its metadata does not name{listing(save.unnamed)}",
             location=save.shares[0].item,
             expected="the metadata of the tree that was saved",
-            hint="leave out the directory of a host whose metadata is damaged, or name another step",
+            hint="leave out the directory of a host whose metadata is damaged, or choose another step",
         )
 
 
@@ -285,7 +285,7 @@ def _checked(save: Save, preferred: Sequence[Location], observe: Callable[[int],
     for host in preferred:
         if host.resolve() not in there:
             hosts = ", ".join(str(share.host) for share in save.shares)
-            raise UsageError(f"{host} has nothing of step {save.step}", expected=f"one of {hosts}")
+            raise UsageError(f"{host} has no chunks of step {save.step}", expected=f"one of {hosts}")
     result = compared_twins(save, observe)
     names = {share.name for share in save.shares if share.host.resolve() in {p.resolve() for p in preferred}}
     open_ones = [
@@ -305,14 +305,14 @@ def _notes(save: Save, twins: TwinComparison, *, has_iterators: bool) -> Notes:
     remarks = [f"step {save.step} of {plural(len(save.shares), 'host')}: {', '.join(hosts)}{more}"]
     if twins.chunks:
         same = twins.chunks - len(twins.disagreements)
-        remarks.append(f"{plural(same, 'value')} that several hosts have are the same bytes in all of them")
+        remarks.append(f"{plural(same, 'value')} that several hosts have are identical")
     remarks += [
         f"{disagreement}; {save.shares[save.owners[disagreement.key]].host} was preferred"
         for disagreement in twins.disagreements
     ]
     remarks += [*_of_losers(save, twins), *_of_kinship(save)]
     if not has_iterators:
-        remarks.append("where the data iterator was is not known: these hosts kept no state of it")
+        remarks.append("the position of the data iterator is unknown: these hosts did not save its state")
     return Notes(remarks=tuple(remarks))
 
 
@@ -321,9 +321,9 @@ def _of_kinship(save: Save) -> Iterator[str]:
     began = [share.began for share in save.shares if share.began is not None]
     if began and max(began) - min(began) > TOGETHER_SECONDS:
         apart = f"{max(began) - min(began):.0f} s"
-        yield f"hosts began this save up to {apart} apart: check that they are of one run"
+        yield f"hosts started this save up to {apart} apart: check that they belong to the same run"
     if len(save.shares) > 1 and not any(has_many(save, key) for key in save.twins):
-        yield "hosts have no array in common that would show that they are of one run"
+        yield "no array that these hosts share shows that they belong to the same run"
 
 
 def _of_losers(save: Save, twins: TwinComparison) -> Iterator[str]:

@@ -66,7 +66,7 @@ def average(
         CheckpointError: See `ckpttools.convert`.
     """
     if common.get("step") is not None:
-        raise UsageError(f"{option('step')} opens one step", hint="name the steps of the mean instead")
+        raise UsageError(f"{option('step')} opens one step", hint="name the steps to average instead")
     chosen = _numbers(source, others, steps, last)
     how = Average(MeanWeights(weights, ema, decay, normalize), float_dtype_of(dtype), parameters, force)
     if len(others) + len(chosen) < 2 and parameters is None:
@@ -102,13 +102,13 @@ def _numbers(
         return [None]
     if others or isinstance(source, Tree):
         raise UsageError(
-            "steps must be those of one run",
+            "steps can be selected only from one run",
             got="other checkpoints as well" if others else "an open tree",
             hint="name one run and its steps, or a step directory of each checkpoint",
         )
     if steps is not None and last is not None:
         raise UsageError(
-            "there are two choices of steps", got=f"{steps}, and {option('last', last)}", hint="leave one out"
+            "two options select steps", got=f"{steps}, and {option('last', last)}", hint="leave one out"
         )
     if last is not None:
         result = finished_steps(source)[-last:] if last > 0 else ()
@@ -155,9 +155,9 @@ def steps_of(run: LocationLike, declared: str | Sequence[int]) -> tuple[int, ...
     steps = [number for part in parts for number in part]
     if (rising := sorted({*steps})) != steps:
         raise UsageError(
-            "steps are named once each, in rising order",
+            "each step must be named once, in ascending order",
             got=declared,
-            hint=f"say {','.join(map(str, rising))} instead",
+            hint=f"pass {','.join(map(str, rising))} instead",
         )
     return tuple(steps)
 

@@ -188,7 +188,7 @@ def _text(key: object) -> str:
 
 
 def _moved(value: Any, there: Callable[[str], str]) -> Any:
-    """Replace locations by those on this machine."""
+    """Replace locations with those on this machine."""
     if isinstance(value, str):
         return there(value)
     if isinstance(value, Mapping):

@@ -45,7 +45,9 @@ def chunks(
         UsageError: No array matches the pattern, or the mesh, spec or rules are invalid.
     """
     if spec is not None and rules is not None:
-        raise UsageError(f"{option('spec')} and {option('rules')} say the same", hint="leave one of them out")
+        raise UsageError(
+            f"{option('spec')} and {option('rules')} exclude each other", hint="leave one of them out"
+        )
     if mesh is None:
         _check_no_mesh(spec, rules, processes)
     read = read_options(reading)
@@ -66,7 +68,7 @@ def _check_no_mesh(*others: object) -> None:
     """Raise UsageError for mesh options without a mesh."""
     if any(other is not None for other in others):
         raise UsageError(
-            f"{option('spec')}, {option('rules')} and {option('processes')} go together with a mesh",
+            f"{option('spec')}, {option('rules')} and {option('processes')} require a mesh",
             hint=f"also give {option('mesh', 'fsdp=8')}",
         )
 
@@ -74,7 +76,7 @@ def _check_no_mesh(*others: object) -> None:
 def _rules(declared: RulesLike | None, mesh: MeshShape) -> Rules:
     if declared is None and mesh.is_unnamed:
         raise UsageError(
-            "a mesh without axis names and a spec go together",
+            "a mesh without axis names requires a spec",
             got=option("mesh", str(mesh)),
             hint=f"also give {option('spec', 'axis0')}, or names of axes that rules know: "
             f"{option('mesh', f'fsdp={mesh.size}')}",

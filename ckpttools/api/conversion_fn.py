@@ -81,7 +81,7 @@ def conversion_fn(weights: Any) -> Any:
     if not model:
         raise UsageError(
             f"{_MODEL} is not set in the environment",
-            expected="the model's config.json, or the directory that has it",
+            expected="the model's config.json, or its directory",
             hint=f"export {_MODEL}=hf/llama",
         )
     return family_conversion_fn(model)(weights)
@@ -113,7 +113,7 @@ def use_in_maxtext() -> None:
         _ = getattr(checkpointing, _NAME)
     except (ImportError, AttributeError) as error:
         raise UsageError(
-            "this MaxText does not load weights in that way",
+            "this version of MaxText does not support this way of loading weights",
             got=error,
             expected=f"{_LOCATION}.{_NAME}, as in MaxText 0.2.5",
         ) from error

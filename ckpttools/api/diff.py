@@ -261,7 +261,7 @@ def _as_huggingface(
         back = as_huggingface(hub, maxtext, Selection(), ConversionOptions(options.model))
     except CheckpointError:
         return None
-    remark = Remark("compared under the names of Hugging Face, as the conversion from MaxText rounds")
+    remark = Remark("compared under Hugging Face names, because the conversion from MaxText rounds")
     return settled(replace(back, remarks=(remark, *back.remarks)), options.padding_rows, memory)
 
 
@@ -305,5 +305,5 @@ def _explained(
         return explain(result, every, memory=scan.memory, jobs=scan.jobs), ()
     except DamagedScalesError as error:
         scales = error.location or "scales of a weight"
-        why = f"causes were not looked for: no finite numbers can be made of {scales}"
+        why = f"causes were not searched, because of non-finite values from {scales}"
         return result, (Remark(why),)

@@ -186,7 +186,7 @@ def _wait(
         here = job.statuses(_HERE)
         if len(here) < count - 1 and time.monotonic() - started > _LATE_SECONDS:
             missing = ", ".join(str(item) for item in range(1, count) if item not in here)
-            raise OtherProcessError("processes have not begun their parts", got=missing)
+            raise OtherProcessError("processes have not started their parts", got=missing)
         if time.monotonic() - looked > pause:
             result = plan_status(file)
             if _are_done(job, result.parts, here, earlier):
@@ -234,5 +234,5 @@ def _gone(each: PartStatus, number: int, count: int) -> OtherProcessError:
     return OtherProcessError(
         f"process {number} of {count} is gone",
         got=f"{each.process}, last seen {each.seen:.0f} s ago, {done}{ended}",
-        hint=f"{retry_term()}: what is done is not done again",
+        hint=f"{retry_term()}: finished work is not repeated",
     )

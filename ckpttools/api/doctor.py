@@ -47,7 +47,7 @@ def doctor(
     names = (fix,) if isinstance(fix, str) else tuple(fix)
     location, read = location_of(source), read_options({"max_index_bytes": max_index_bytes})
     if location is None:
-        raise UsageError("a tree that was made has no files", expected="a path, or a tree that was opened")
+        raise UsageError("the tree was not read from files", expected="a path, or an opened tree")
     observe = observe or (lambda done, total: None)
     data = observe if checksums else None
     limit = parse_size_option("memory", memory)

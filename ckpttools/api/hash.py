@@ -125,8 +125,8 @@ def hash(
             selection = replace(selection, naming=lambda tree: arrays)
             remarks = named.remarks
         elif conversion is not None:
-            hint = f"{option('names', 'maxtext')} asks for those of a conversion"
-            raise UsageError("options of a conversion do not apply to names as they are stored", hint=hint)
+            hint = f"{option('names', 'maxtext')} uses the names of a conversion"
+            raise UsageError("conversion options do not apply to stored names", hint=hint)
         built = hash_tree(
             tree,
             selection,

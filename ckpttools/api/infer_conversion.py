@@ -1,4 +1,4 @@
-"""Infer which conversion a model needs from what is at its location."""
+"""Infer which conversion a model needs from its location."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class InferredConversion(NamedTuple):
     Attributes:
         function: Name of the function of `ckpttools`.
         what: Description of the model, such as "a Hugging Face model (safetensors)".
-        target: What the function writes, such as "MaxText".
+        target: Result of the function, such as "MaxText".
     """
 
     function: Literal["hf_to_maxtext", "maxtext_to_hf"]
@@ -27,11 +27,11 @@ class InferredConversion(NamedTuple):
 
 
 def infer_conversion(source: LocationLike, **opening: Unpack[Opening]) -> InferredConversion:
-    """Return the conversion that a model needs. Reads headers and indexes, but no array.
+    """Return the conversion that a model needs. Reads headers and indexes, but no arrays.
 
     Raises:
-        UsageError: The checkpoint can be converted in neither direction, or in both.
-        CheckpointError: Nothing is there, it is not one checkpoint, or it cannot be read.
+        UsageError: The checkpoint can be converted in neither or in both directions.
+        CheckpointError: The path does not exist, is not a single checkpoint, or cannot be read.
     """
     with suppress_step_warnings(ChosenItemWarning):
         tree = opened(source, read_options(opening))

@@ -207,7 +207,7 @@ def _numbers(tree: Tree, dtype: DType | None) -> Tree:
     """Return a dequantized tree; `dtype` is that of the quantized weights."""
     view = quantized_view(tree)
     if view.is_described:
-        stored = f"without {option('dtype')} codes and scales are loaded as they are stored"
+        stored = f"without {option('dtype')} quantized values and scales are loaded as stored"
         refuse_few_bits(dtype, tree.metadata.location, stored)
     return view.plain_where_possible(dtype).tree
 
@@ -246,7 +246,7 @@ def _where(
 
     if shardings is not None and rules is not None:
         raise UsageError(
-            f"{option('shardings')} and {option('rules')} say the same", hint="leave one of them out"
+            f"{option('shardings')} and {option('rules')} exclude each other", hint="leave one of them out"
         )
     declared = shardings
     if shardings is not None and not isinstance(shardings, jax.sharding.Sharding):
@@ -256,7 +256,7 @@ def _where(
     built = None if rules is None else resolve_rules(rules)
     if devices is not None and shardings is None and built is None and not is_cut:
         raise UsageError(
-            f"{option('mesh')} alone does not say how arrays are cut",
+            f"{option('mesh')} alone does not determine how arrays are sharded",
             hint=f"also give {option('rules', 'maxtext')}, or rules of your own",
         )
     return DeviceOptions(declared, built, devices, memory_kind)
@@ -269,13 +269,13 @@ def _mesh(mesh: Any) -> Any:
     if not isinstance(mesh, str):
         # The mesh that JAX uses when none is set. JAX ends the process if arrays are placed on it.
         if isinstance(mesh, jax.sharding.Mesh) and mesh.empty:
-            raise UsageError("the mesh has no devices", hint="make one: jax.make_mesh((8,), ('fsdp',))")
+            raise UsageError("the mesh has no devices", hint="create one: jax.make_mesh((8,), ('fsdp',))")
         return mesh
 
     shape = parse_mesh(mesh)
     if shape.size != jax.device_count():
         raise UsageError(
-            "the mesh and the devices differ in number",
+            "the mesh does not have as many devices as the job",
             got=f"{mesh}, {shape.size}",
             expected=f"{jax.device_count()}",
         )

@@ -74,7 +74,7 @@ class Converting:
             way = " or ".join(option("to", side) for side in sides)
             raise UsageError(
                 f"{option(field.name, value)} applies only to conversions with {way}",
-                hint=f"leave it out, or say {way}",
+                hint=f"leave it out, or pass {way}",
             )
 
     @property
@@ -82,7 +82,7 @@ class Converting:
         return ModelOptions(self.family, self.rope_layout, self.tied)
 
 
-# Options that apply to one direction only.
+# Options that apply to only one direction.
 _ABOUT: Mapping[str, tuple[Side, ...]] = {
     "scan": ("maxtext",),
     "pad_vocab": ("maxtext",),
@@ -131,7 +131,7 @@ def next_step(tree: Tree, to: str | None, template: TreeTemplate) -> str:
     shown = (
         f": {action('inspect', tree.metadata.location)} lists its arrays" if tree.metadata.location else ""
     )
-    return f"see whether {option('like')} describes this checkpoint; {what}{shown}"
+    return f"check whether {option('like')} describes this checkpoint; {what}{shown}"
 
 
 def _as_maxtext(
@@ -190,7 +190,7 @@ def _worded(what: str) -> Iterator[None]:
     except FormatError as error:
         if what == "model":
             raise
-        raise error.at(hint=f"leave out {option('to', what)}: its arrays have these names already") from error
+        raise error.at(hint=f"leave out {option('to', what)}: the arrays already have these names") from error
     except (ConfigError, StorageError) as error:
         # The conversion functions call the model `like`.
         raise error.at(hint=rename_option(error.raw.hint or "", "like", "model") or None) from error

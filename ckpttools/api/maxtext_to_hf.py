@@ -30,7 +30,7 @@ from ckpttools.maxtext.vocabulary import refuse_learned_rows
 from ckpttools.stores.registry import LocationLike
 from ckpttools.transforms.base import Transform
 
-# Files that only models with towers have.
+# Files that exist only for models with towers.
 _OF_TOWERS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 
 

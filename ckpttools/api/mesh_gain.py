@@ -78,7 +78,7 @@ def _loading(asked: AppliedRules, specs: PathSpecs, storage: Storage) -> LoadCos
 
 
 def _planned(tree: Tree, layout: Layout) -> Iterator[StoredArray]:
-    """Yield the arrays with the chunks that the layout plans for them."""
+    """Yield the arrays with the chunks planned by the layout."""
     for path, array in tree.arrays.items():
         chunk = layout.placements[path].chunk
         chunks = prod(grid_shape(array.shape, chunk))

@@ -28,10 +28,10 @@ def check_output_file(path: Location, source: LocationLike, destination: Locatio
     root = parse(source).resolve().folder()
     if source and root in real.parents and (real.name == PLAN_MARK or is_own_file(real.relative_to(root))):
         raise UsageError(
-            f"{path} would be taken for a part of the checkpoint",
+            f"{path} would be mistaken for a part of the checkpoint",
             location=source,
             got=f"a name that a checkpoint's own files have: {real.name}",
-            expected="a name outside of it",
+            expected="a path outside the checkpoint",
             hint="choose another name, such as one in a directory next to it",
         )
 
@@ -56,7 +56,7 @@ def check_manifest(path: Location, source: LocationLike, destination: Location, 
 
 def _check_outside(path: Location, real: Location, destination: Location) -> None:
     taken = staging_of(destination).taken
-    for written, name in zip(taken, ("DST", "where DST grows"), strict=True):
+    for written, name in zip(taken, ("DST", "the unfinished DST"), strict=True):
         location = written.resolve()
         if real == location:
             how = "is"
@@ -69,6 +69,6 @@ def _check_outside(path: Location, real: Location, destination: Location) -> Non
         raise UsageError(
             f"{path} {how} {name}",
             location=written,
-            expected="a file outside of the checkpoint that is written",
-            hint="choose another name, such as one in the directory that DST is in",
+            expected="a file outside the output checkpoint",
+            hint="choose another name, such as one next to DST",
         )

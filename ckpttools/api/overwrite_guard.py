@@ -66,7 +66,7 @@ def check_replaceable(destination: Location, tree: Tree, writer: Writer) -> None
         raise _refused(
             destination,
             f"holds a training checkpoint{step}, with the state of its optimizer ({optimizer.name})",
-            "no optimizer state where what replaces it has none",
+            "no optimizer state, because the replacement has none",
         )
 
 
@@ -88,7 +88,7 @@ def _check_steps(detected: Detected, writer: Writer) -> None:
         beside = run.path / str(new)
         raise _refused(
             detected.location,
-            f"is a run with step {other}, which would be lost: what is written is step {new}",
+            f"is a run with step {other}, which would be lost: the new step is {new}",
             f"a run whose only step is {new}",
             f"to add the step to the run, write it to {beside} with {option('level', 'step')}",
         )
@@ -119,7 +119,7 @@ def _opened(detected: Detected) -> Tree:
         raise _refused(
             destination,
             "is not a readable checkpoint" + listing(names, _SHOWN),
-            "a whole checkpoint of the kind that is written",
+            "a complete checkpoint of the same kind",
             f"{next_step(left)}; or choose another destination" if left else None,
         ) from error
 
@@ -130,5 +130,5 @@ def _refused(
     return DestinationExistsError(
         f"{destination} is not replaced: it {got}",
         expected=expected,
-        hint=hint or "choose another destination, or move away what is there",
+        hint=hint or "choose another destination, or move the existing content away",
     )

@@ -98,7 +98,7 @@ def made_above(destination: Location) -> Iterator[str]:
         return  # Buckets do not have directories.
     missing = [location for location in destination.absolute().parents if not location.exists()]
     if missing:
-        yield f"{missing[-1]} does not exist and is created"
+        yield f"{missing[-1]} does not exist and will be created"
 
 
 def _planned(plan: Plan) -> Iterator[PlannedArray]:

@@ -181,7 +181,7 @@ def _bandwidth(name: str, declared: int | str) -> int:
     rate = parse_size_option(name, declared)
     if rate < _LEAST_BANDWIDTH:
         raise UsageError(
-            f"{option(name)} is in bytes a second, and no host is so slow",
+            f"{option(name)} is in bytes per second, and no host is that slow",
             got=declared,
             expected="a size with its unit",
             hint=option(name, f"{declared}GB" if rate < 1000 else "2GB"),
@@ -207,14 +207,14 @@ def _remarks(
             )
     if kept is not None and mode != "persistent":
         yield (
-            f"MaxText itself deletes no persistent checkpoint of {mode} checkpointing: that {kept} are kept "
-            f"is yours to see to, with {action('prune', 'RUN', keep_last=kept)}"
+            f"MaxText does not delete persistent checkpoints of {mode} checkpointing: keeping {kept} of "
+            f"them requires {action('prune', 'RUN', keep_last=kept)}"
         )
     if total_steps is not None and saving.checkpoints is None:
         yield (
-            "the room of a run is not known without its interval: "
-            f"say {' and '.join(option(name, declared) for name, declared in _SUCH_AS.items())}, or "
-            "the setting"
+            "the space of a run is unknown without its save interval: pass "
+            f"{' and '.join(option(name, declared) for name, declared in _SUCH_AS.items())}, or the "
+            "setting"
         )
 
 
@@ -224,7 +224,7 @@ def _open(settings: Mapping[str, str], **times: float | str | None) -> Iterator[
     lacking = [option(name, _SUCH_AS[name]) for name, declared in times.items() if declared is None]
     if names:
         yield (
-            f"{UNKNOWN} in {', '.join(names)} is worked out with {' and '.join(lacking)}, or is yours to say"
+            f"{UNKNOWN} in {', '.join(names)} can be computed with {' and '.join(lacking)}; or choose a value"
         )
 
 
@@ -275,7 +275,7 @@ def _tiers(
     if often is None:
         if seldom is not None:
             raise UsageError(
-                f"{option('mtbf_all')} is about some of all failures",
+                f"{option('mtbf_all')} requires a time between all failures",
                 hint=f"also give {option('mtbf', '6h')}",
             )
         return ()
@@ -316,7 +316,7 @@ def check_plot(location: Location, source: Source, *, has_tiers: bool) -> None:
     if not has_tiers:
         raise UsageError("there is nothing to plot", hint=f"say {option('mtbf', '6h')}")
     if location.lexists():
-        raise UsageError(f"{location} is there already", hint="choose another name, or remove it")
+        raise UsageError(f"{location} already exists", hint="choose another name, or remove it")
     read = location_of(source)
     check_output_file(location, "" if read is None else read)
 
@@ -370,15 +370,15 @@ def host_bytes(state: TrainingState, hosts: int, slices: int, mesh: MeshShape | 
     named = {path: item for path, item in stored.items() if item.mesh}
     even = -(-state.nbytes // hosts)
     if not named:
-        unused = f", so that {option('mesh')} counts for nothing" if mesh is not None else ""
-        why = f"no sharding is known{unused}: each host is taken to hold an even share"
+        unused = f", so {option('mesh')} has no effect" if mesh is not None else ""
+        why = f"the sharding is unknown{unused}: an even share per host is assumed"
         return HostBytes(even, 0, (why,), False)
     saved = MeshShape(dict(next(iter(named.values())).mesh))
     used = _with_axes(saved, mesh)
     if used.size % (hosts * slices):
         why = (
-            f"the checkpoint was saved on a mesh of {used.size} devices ({used}), which {hosts * slices} "
-            "hosts cannot share evenly: each host is taken to hold an even share of a slice"
+            f"the checkpoint was saved on a mesh of {used.size} devices ({used}), which "
+            f"{hosts * slices} hosts cannot share evenly: an even share of a slice per host is assumed"
         )
         return HostBytes(even, 0, (why,), False)
     nbytes = _held(state.tree, named, used, hosts * slices)

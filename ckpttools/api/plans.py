@@ -115,9 +115,9 @@ def content_of(prepared: Prepared) -> bytes:
     content = encoded(prepared.plan, header)
     if header.call is None and not decoded(content, "the plan").header.has_tasks:
         raise UsageError(
-            "each part has to plan this anew, and another process cannot",
+            "each part has to plan this again, which another process cannot",
             got=call.unsaid if call else "a conversion that no call has prepared",
-            expected="arguments that can be written as text: places, names, a function as file.py:function",
+            expected="arguments that can be written as text: paths, names, a function as file.py:function",
         )
     return content
 
@@ -173,10 +173,10 @@ def destination_of(header: Header, relocation: Relocation = AS_PLANNED) -> Locat
     destination = parse(here, is_written=True)
     if destination.store.scheme != planned.store.scheme:
         raise UsageError(
-            f"the plan was made for {planned.store.scheme}://, where files are written in another way",
+            f"the plan was made for {planned.store.scheme}://, where files are written in a different way",
             location=destination,
             expected=f"a destination as {planned} is",
-            hint=f"leave {option('root')} for it out, or make the plan for this destination",
+            hint=f"leave {option('root')} out for the destination, or plan for this destination",
         )
     return destination
 
@@ -196,8 +196,7 @@ def relocation_of(file: PlanFile, root: Roots) -> Relocation:
             raise UsageError(
                 f"no path of the plan begins with {old}",
                 got=option("root", f"{old}={new}"),
-                expected="the beginning of one of: "
-                + first_names([root for root in roots if root], _MAX_ROOTS),
+                expected="a prefix of one of: " + first_names([root for root in roots if root], _MAX_ROOTS),
                 hint="correct or remove this root",
             )
     return relocation
@@ -231,9 +230,9 @@ def _check_shareable(prepared: Prepared) -> None:
     if options.manifest is not None:
         hashing = action("hash", prepared.destination, manifest=options.manifest)
         raise UsageError(
-            f"{option('manifest')} takes one process, through which everything passes",
+            f"{option('manifest')} requires a single process that writes everything",
             expected="the plan without it",
-            hint=f"hash what was written: {hashing}",
+            hint=f"hash the output: {hashing}",
         )
     if options.download:
         raise UsageError(
@@ -257,5 +256,5 @@ def _check_free(location: Location, planned: Header) -> None:
             f"{location} exists and is another plan",
             got=f"from {result.source} to {result.destination}, plan {result.plan[:12]}",
             expected=f"a new name, or plan {planned.plan[:12]} to {planned.destination}",
-            hint="choose another name; or delete the plan, if its work is not to be resumed",
+            hint="choose another name; or delete the plan, if its work need not be resumed",
         )

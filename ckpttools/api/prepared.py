@@ -212,7 +212,7 @@ class Prepared:
     def destination(self) -> Location:
         """Location of the output. Raises UsageError if it is only passed to `run`."""
         if self.location is None:
-            raise UsageError("the plan has no destination", hint="name it: run(destination)")
+            raise UsageError("the plan has no destination", hint="pass it: run(destination)")
         return self.location
 
     @property
@@ -414,8 +414,8 @@ def _require_partial(destination: Location) -> None:
     _, directory = staging_of(parse(destination)).taken
     if not directory.exists() and destination.exists():
         raise UsageError(
-            f"there is nothing to resume: {destination} is there, and nothing is left of a conversion to it",
-            hint=f"look at it with {action('doctor', str(destination))}; to write it anew, say "
+            f"there is nothing to resume: {destination} exists, and there is no unfinished conversion to it",
+            hint=f"inspect it with {action('doctor', str(destination))}; to replace it, pass "
             f"{option('overwrite', True)} and leave {option('resume')} out",
         )
     if not directory.exists():

@@ -118,10 +118,12 @@ class PreparedPrune:
     def _gone_on(self) -> PruneReport:
         journal = begun(self.location)
         if journal is None:
-            raise UsageError("no prune of this run was begun", location=self.location)
+            raise UsageError("no prune of this run was started", location=self.location)
         if not (journal.delete or journal.strip):
             tidy_all(self.location)
-            return replace(self.report, is_done=True, left=("nothing of it was done, and nothing is to do",))
+            return replace(
+                self.report, is_done=True, left=("it had changed nothing, so nothing had to be done",)
+            )
         removal = Removal(self.location, journal)
         left = removal.carry_out() if self.what == "finish" else removal.undo()
         return replace(self.report, is_done=True, left=left)
@@ -152,7 +154,7 @@ class PreparedPrune:
             journal.begin(run.path)
         except NoSpaceError as error:
             raise error.at(
-                hint="to note what is deleted takes some kB: move a file of that size away"
+                hint="recording the deletions takes some kB: move a file of that size away"
             ) from error
         left = removal.carry_out()
         if left:
@@ -167,7 +169,7 @@ class PreparedPrune:
             return {name: self._stripped(decision.run.path / name) for name in names}
         except NoSpaceError as error:
             hint = (
-                "steps without their optimizer are written before any is deleted: free some space, or leave "
+                "stripped steps are written before any step is deleted: free some space, or leave "
                 f"{option('strip_older', True)} out at first"
             )
             raise error.at(hint=hint) from error
@@ -258,13 +260,13 @@ def prune(
         if keep.has_no_rule:
             names = ("keep_last", "keep_every", "keep_best")
             raise UsageError(
-                "nothing says which steps to keep", hint=f"give {' or '.join(map(option, names))}"
+                "no option selects the steps to keep", hint=f"give {' or '.join(map(option, names))}"
             )
         result = find_run(location)
         if result.path not in (location, location / "checkpoints"):
             raise UsageError(
                 f"{location} is a part of a run",
-                expected="the run itself: all of its steps are looked at",
+                expected="the run itself: all of its steps are examined",
                 hint=f"name {result.path}",
             )
         removing(result.path)
@@ -273,10 +275,10 @@ def prune(
                 raise interrupted(result.path)
         if strip_older and not isinstance(result.path.store, SupportsRename):
             raise UsageError(
-                "in a bucket no step is replaced by another: nothing there can be renamed",
+                "steps in a bucket cannot be replaced, because objects cannot be renamed",
                 location=result.path,
                 hint=f"leave {option('strip_older', True)} out; {action('strip_optimizer')} writes "
-                "parameters to another place",
+                "parameters to another location",
             )
         decision = looked_at(result, lambda seen: _strippable(decided(seen, keep, strip_older)))
         return PreparedPrune(decision, result.path, "prune", copy, requests)
@@ -306,12 +308,12 @@ def _going_on(
 ) -> PreparedPrune:
     if (finish and undo) or not keep.has_no_rule:
         raise UsageError(
-            f"{option('finish', True)} and {option('undo', True)} are about a prune that was interrupted",
-            hint="give one of them, and nothing else",
+            f"{option('finish', True)} and {option('undo', True)} apply only to an interrupted prune",
+            hint="pass one of them, and no other option",
         )
     above = next(
         (item for item in (location, location / "checkpoints") if (item / PRUNE_DIRECTORY).is_dir()), None
     )
     if above is None:
-        raise UsageError("no prune of this run was begun", location=location)
+        raise UsageError("no prune of this run was started", location=location)
     return PreparedPrune(None, OrbaxRun(above).path, "finish" if finish else "undo", False, requests)

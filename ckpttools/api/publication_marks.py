@@ -97,7 +97,7 @@ def is_new(file: PlanFile, destination: Location) -> bool:
 
 def _new(file: PlanFile, destination: Location) -> DestinationExistsError:
     note = "a note next to the plan" if file.location is None else str(_trace(file.location))
-    since = "is not what was there" if file.header.replaced else "was not there"
+    since = "had other content" if file.header.replaced else "did not exist"
     return DestinationExistsError(
         f"{destination} exists, and {since} when the plan was made",
         got="a checkpoint that a single run of the plan's command has completed, or that another command "

@@ -157,15 +157,15 @@ def _check_done(file: PlanFile, standing: Standing, destination: Location) -> No
     if not standing.is_begun and (standing.other or destination.exists()):
         raise UsageError(
             f"nothing of this plan is at {destination}",
-            got=f"the beginning of another conversion: {standing.other}"
+            got=f"unfinished output of another conversion: {standing.other}"
             if standing.other
             else "a checkpoint that a single run of the plan's command, or another command, has completed",
             expected=f"the parts of plan {file.header.plan[:12]}",
-            hint=f"{action('summary', str(destination))} says what is there",
+            hint=f"{action('summary', str(destination))} identifies it",
         )
     missing = sorted({*range(count)} - finished_tasks(standing.all_records, count))
-    waits = f"publish with {option('wait', True)}, which waits for parts that are at work"
-    locked = claimed_error("a part is still at work", working, destination, waits) if working else None
+    waits = f"publish with {option('wait', True)}, which waits for running parts"
+    locked = claimed_error("a part is still running", working, destination, waits) if working else None
     if missing:
         error = unfinished_error(missing, count, destination, locked.got if locked else None)
         raise error.at(hint=f"{locked.raw.hint}; {error.raw.hint}") if locked else error

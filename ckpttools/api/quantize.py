@@ -91,7 +91,7 @@ def _planned(
     if name_style(tree.arrays) == "maxtext":
         location = quote(tree.metadata.location or "SRC")
         refuse_quantized(
-            tree, hint=f"{action('maxtext_to_hf', location, 'DST')} writes them as FP8, as they are"
+            tree, hint=f"{action('maxtext_to_hf', location, 'DST')} writes them unchanged, as FP8"
         )
         options = ToHuggingFace(**back, read=read, quantized="dequantize")
         with _excluding_by_hub(change):
@@ -130,9 +130,9 @@ def _model_alone(tree: Tree) -> Tree:
     hub = tree.pipe(
         partial(
             only_model,
-            others="there is more than a model in it, which nothing that loads quantized models reads",
+            others="it contains more than a model, which loaders of quantized models do not read",
             leaving=leaving,
-            names="nothing that loads quantized models knows these names",
+            names="loaders of quantized models do not know these names",
         )
     )
     refuse_quantized(hub, by_config=True)
@@ -154,13 +154,13 @@ def _refuse_strangers(tree: Tree) -> None:
         hint = prefix_hint(result.prefixes, tree)
     elif len(result.names) <= _FEW:
         leave = repeated_option("drop", result.names)
-        hint = f"{select} {leave} leaves them out, where the model computes without them"
+        hint = f"{select} {leave} leaves them out, if the model computes without them"
     else:
         hint = (
             f"check that config.json belongs to these weights, or rename them by rules with {action('remap')}"
         )
     raise FormatError(
-        "these arrays are not of the model that config.json names, and nothing that loads it reads them:"
+        "these arrays do not belong to the model in config.json, and its loaders do not read them:"
         + listing(result.names),
         location=tree.metadata.location or None,
         expected=f"names of the family {result.family}",

@@ -63,7 +63,7 @@ def replanned(
     _check_sidecars(file, writer, relocation)
     if fingerprint(plan, writer, identify, relocation.back, is_timed) != file.header.plan:
         raise UsageError(
-            "the same conversion makes another plan now",
+            "the same conversion now gives a different plan",
             expected=f"plan {file.header.plan[:12]}",
             hint="restore the other files that the command reads, such as rules and the model of "
             f"{option('like')}; or make the plan again",
@@ -98,9 +98,7 @@ def _made_again(file: PlanFile, relocation: Relocation, code: Mapping[str, str])
                 hint="in Python: ckpttools.publish_plan(plan, prepared=…)",
             )
         case other:
-            raise FormatError(
-                "the plan does not say what a plan says", location=file.location, got=repr(other)
-            )
+            raise FormatError("the header of the plan is invalid", location=file.location, got=repr(other))
     try:
         with _where_planned(relocation.there(header.directory)):
             return call.made_again(header.jobs, relocation.there, code)
@@ -129,5 +127,5 @@ def _where_planned(directory: str) -> Iterator[None]:
         except CheckpointError as error:
             if is_here:
                 raise
-            more = f"{directory}, where the plan was made, is not here: relative names mean others"
+            more = f"{directory}, where the plan was made, does not exist here: relative paths lead elsewhere"
             raise error.at(hint=f"{error.raw.hint}; {more}" if error.raw.hint else more) from error

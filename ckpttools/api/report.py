@@ -121,7 +121,7 @@ def _check(output: Location, source: Location | None, overwrite: bool) -> None:
     check_output_file(output, source or "")
     if output.exists() and not _is_page(output.resolve()):
         raise DestinationExistsError(
-            f"{output} is not a page, and nothing else is replaced by one", expected="another name"
+            f"{output} is not a report, and only reports are replaced", expected="another name"
         )
     # A broken link also counts as existing.
     if output.lexists() and not overwrite:
@@ -132,8 +132,8 @@ def _check(output: Location, source: Location | None, overwrite: bool) -> None:
             f"{option('overwrite', True)}",
         )
     if not output.absolute().parent.is_dir():
-        hint = f"make it, or choose another {option('output')}"
-        raise StorageError(f"there is no directory {output.parent}", location=output, hint=hint)
+        hint = f"create it, or choose another {option('output')}"
+        raise StorageError(f"no such directory: {output.parent}", location=output, hint=hint)
 
 
 def _is_part(output: Location, source: Location) -> bool:

@@ -126,12 +126,14 @@ def reshard(
 def _check(declared: Mapping[str, object]) -> None:
     """Raise UsageError for options that contradict the mesh."""
     if declared.get("format") not in (None, "orbax"):
-        raise UsageError("only Orbax says how arrays lie on a mesh", got=option("format", declared["format"]))
+        raise UsageError(
+            "only Orbax records how arrays are sharded over a mesh", got=option("format", declared["format"])
+        )
     for name in ("chunks", "reference"):
         if declared.get(name):
             raise UsageError(
-                f"{option(name)} and a mesh both say how arrays are stored",
-                hint=f"leave {option(name)} out: the chunks are those of the mesh",
+                f"{option(name)} and a mesh both determine how arrays are stored",
+                hint=f"leave {option(name)} out: the mesh determines the chunks",
             )
 
 
@@ -189,7 +191,7 @@ def _shard(path: Path, shape: Shape, spec: Spec, mesh: MeshShape) -> Shape:
         return shard_shape(shape, spec, mesh)
     except ShapeError as error:
         raise error.at(
-            keystr(path), hint="choose another mesh, or rules that leave this axis whole"
+            keystr(path), hint="choose another mesh, or rules that do not shard this axis"
         ) from error
 
 

@@ -74,5 +74,5 @@ def _for_program(built: Resolution, program: str | None) -> Resolution:
         return built
     note = f"these are the rules of MaxText's pre-training; {program} may have others"
     if "post_train" in program:
-        note += ": post-training takes the directory of the item alone, and resumes by rules of its own"
+        note += ": post-training loads only an item directory, and has its own rules for resuming"
     return replace(built, notes=(*built.notes, note))

@@ -144,7 +144,7 @@ def part_done(
             except LockedError:
                 if not _is_all_done(file, destination):
                     raise
-                # Another process is publishing the plan.
+                # Another process is publishing the plan, so wait for it.
                 time.sleep(_LOOK_SECONDS)
 
 

@@ -120,7 +120,7 @@ def save(
         return PreparedSave.of(_converted(built, destination, format, to, model, options))
     if model is not None:
         raise UsageError(
-            f"{option('model')} applies only to conversions", hint='say to="hf" or to="maxtext" as well'
+            f"{option('model')} applies only to conversions", hint='also pass to="hf" or to="maxtext"'
         )
     with WriteRequest(built, destination, **part_of(options, Writing)) as request:
         prepared = plan_save(
@@ -310,7 +310,7 @@ def _converted(
     from ckpttools.api.maxtext_to_hf import maxtext_to_hf
 
     if "like" in options:
-        raise UsageError(f"{option('like')} is called {option('model')} here", hint="say model= instead")
+        raise UsageError(f"{option('like')} is called {option('model')} here", hint="pass model= instead")
     if to == "hf":
         return maxtext_to_hf.plan(tree, destination, like=model, **options)
     if model is not None:

@@ -56,7 +56,7 @@ def shrink(
     """
     if layers is None and experts is None and vocab is None:
         declared = " or ".join(map(option, ("layers", "experts", "vocab")))
-        raise UsageError("nothing says what to reduce", hint=f"give {declared}")
+        raise UsageError("no option selects what to reduce", hint=f"give {declared}")
     kept = range(layers) if isinstance(layers, int) else layers
     change = Shrink(KeptParts(kept, experts, vocab), like, text_of(family))
     casts: list[Transform] = [] if dtype is None else [CastMap({}, float_dtype_of(dtype))]

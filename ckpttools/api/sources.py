@@ -102,7 +102,7 @@ def opened(source: Source, read: ReadOptions | None = None, *others: Source) -> 
         return tree
     if read is not None and read not in (ReadOptions(), ReadOptions(source.metadata.step)):
         raise UsageError(
-            "the source is a tree, which is open already",
+            "the source is a tree, which is already open",
             location=source.metadata.location or None,
             got=", ".join(
                 f"{name} {value}"

@@ -147,7 +147,7 @@ def _add_steps(summary: Summary, detected: Detected) -> Summary:
 def _of_hosts(location: Location, count: int) -> Summary:
     path = str(location)
     next = (call("list_saves", path), call("assemble", path, "DST"), call("inspect", path))
-    return Summary(str(location), f"what {plural(count, 'host')} of a job kept, each a part", next=next)
+    return Summary(str(location), f"the parts that {plural(count, 'host')} of a job saved", next=next)
 
 
 def _of_run(detected: Detected, run: OrbaxRun) -> Summary:
@@ -158,10 +158,10 @@ def _of_run(detected: Detected, run: OrbaxRun) -> Summary:
     if any(step.missing_chunks for step in listing.steps):
         if any(is_part_of_a_host(item.directory) for step in run.steps.values() for item in step.items):
             next = (call("list_saves", [path, "OTHER_HOST…"]), call("inspect", path))
-            what = "what one host of a job kept, a part of each step"
+            what = "the part of each step that one host of a job saved"
         else:
             next = (call("doctor", path), call("inspect", path))
-            what += ", not whole: chunks are missing"
+            what += ", incomplete: chunks are missing"
         return Summary(str(location), what, run=listing, next=next)
     kinds = {item.kind for step in listing.finished[-1:] for item in step.items}
     tree = _opened(detected) if listing.finished else None

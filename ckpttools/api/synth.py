@@ -58,7 +58,7 @@ def synth(
     try:
         config, expected = read_json(file.require_exists()), float_dtype_of(dtype)
     except FormatError as error:
-        raise error.at(hint=f"name the {CONFIG} of a model, or the directory that has it") from error
+        raise error.at(hint=f"name the {CONFIG} of a model, or its directory") from error
     tree = synthetic_model(config, seed, expected, str(file))
     if names == "maxtext":
         if common.get("format") not in (None, "orbax"):
@@ -72,7 +72,7 @@ def synth(
     text = text_model_of(config) if has_omitted_towers(tree) else None
     if text is not None:
         # With a configuration that declares towers, transformers would initialize them randomly.
-        remark = Notes(remarks=(f"it is the text model alone, with the {CONFIG} of that",))
+        remark = Notes(remarks=(f"only the text model is written, with its own {CONFIG}",))
         notes = tree.metadata.notes + remark
         tree = synthetic_model(text, seed, expected, str(file)).with_metadata(notes=notes)
     return write_changed([], tree, destination, {"format": "safetensors", **common})

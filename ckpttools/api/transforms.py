@@ -55,7 +55,7 @@ def select(
     chosen = Select(patterns_of(keep), patterns_of(drop), prefix or "")
     if not (chosen.keep or chosen.drop or chosen.prefix):
         hint = f"give {option('keep', 'PATTERN')} or {option('drop', 'PATTERN')}"
-        raise UsageError("nothing says what to select", hint=hint)
+        raise UsageError("no option selects arrays", hint=hint)
     return write_changed([KeepScanAxis(chosen)], source, destination, common)
 
 
@@ -131,7 +131,7 @@ def cast(
     if dtype is None and not dtype_map:
         by_pattern = option("dtype_map", {"PATTERN": "DTYPE"})
         hint = f"give {option('dtype', 'DTYPE')} or {by_pattern}"
-        raise UsageError("there is nothing to cast to", hint=hint)
+        raise UsageError("no dtype is given", hint=hint)
     casts = CastMap(dict(dtype_map or {}), dtype_of(dtype), force, dequantize_like)
     return write_changed([casts], source, destination, common)
 
@@ -212,8 +212,8 @@ def unstack(
         CheckpointError: See `ckpttools.UnstackLayers` and `ckpttools.convert`.
     """
     if not force_unroll and (keep_step or flavour != "same"):
-        declared = f"{option('keep_step')} and {option('flavour')} are about {option('force_unroll')}"
-        raise UsageError(declared, hint="give it as well")
+        declared = f"{option('keep_step')} and {option('flavour')} apply only with {option('force_unroll')}"
+        raise UsageError(declared, hint="also pass it")
     change: Transform = (
         ForceUnroll(scan_axis, keep_step, flavour) if force_unroll else UnstackLayers(scan_axis)
     )

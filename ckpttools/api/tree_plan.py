@@ -101,7 +101,7 @@ def _made(tree: Tree, sidecars: Sidecars, is_model: bool) -> tuple[dict[str, byt
     config = config_for_weights(_config(tree, sidecars), _weights(tree))
     remarks = [f"{CONFIG}: {change}" for change in config.changes]
     if not tree.metadata.is_other_model and _lacks_described(tree, config.config):
-        remarks.append(f"{CONFIG} describes the whole model, including what is left out")
+        remarks.append(f"{CONFIG} describes the complete model, including arrays that are left out")
     content = config_bytes(ModelFiles(sidecars=sidecars.files), config)
     return {CONFIG: content}, Notes(remarks=tuple(remarks))
 
@@ -153,7 +153,7 @@ def _is_model(tree: Tree, sidecars: Sidecars) -> bool:
 def _left_out(sidecars: Sidecars, format: str) -> Notes:
     """Return a remark about sidecars that cannot be written."""
     names = ", ".join(sidecars.files)
-    remarks = (f"left out, as {format} has no place for what belongs to a model: {names}",) if names else ()
+    remarks = (f"left out, because {format} cannot store files of a model: {names}",) if names else ()
     return Notes(dropped=tuple(f"{SIDECARS}/{CARRIED}/{name}" for name in sidecars.arrays), remarks=remarks)
 
 

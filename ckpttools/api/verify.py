@@ -114,7 +114,7 @@ def verify(
     check_choice("way with rows beyond the vocabulary", padding_rows, ("keep", "drop"))
     if (against is None) == (manifest is None):
         expected = f"one of: {option('against', 'SRC')}, {option('manifest', 'FILE')}"
-        raise UsageError("say what to compare with", expected=expected, hint=_of_the_hub(checkpoint))
+        raise UsageError("pass a reference to compare with", expected=expected, hint=_of_the_hub(checkpoint))
     declared = _Said(conversion_options(family, rope_layout, tied, drop), cast, padding_rows)
     selection = Selection(filter, per_layer, parameters)
     with scanning(common) as scan:
@@ -134,7 +134,7 @@ def verify(
 def _of_the_hub(checkpoint: Source) -> str | None:
     """Return the call that verifies a checkpoint by itself, if its store lists digests of its files."""
     is_listed = not isinstance(checkpoint, Tree) and isinstance(parse(checkpoint).store, SupportsContents)
-    return "ckpttools.verify_files compares it with what its store lists" if is_listed else None
+    return "ckpttools.verify_files compares it with the digests that its store lists" if is_listed else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,9 +426,9 @@ def verify_files(
     location = parse(checkpoint)
     if not isinstance(location.store, SupportsContents):
         raise UsageError(
-            f"{location.store.scheme}:// does not say what its files hold",
+            f"{location.store.scheme}:// does not list digests of its files",
             location=location,
-            expected=f"hf://…, or something to compare with: {option('against', 'SRC')}, "
+            expected=f"hf://…, or a reference to compare with: {option('against', 'SRC')}, "
             f"{option('manifest', 'FILE')}",
         )
     result = location.store.contents(location.key)

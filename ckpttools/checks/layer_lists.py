@@ -11,7 +11,7 @@ from ckpttools.maxtext.config.model_facts import BY_LAYER
 from ckpttools.maxtext.model_config import STRICT_LISTS, config_parts, prediction_layers
 
 _COUNT = "num_hidden_layers"
-# Lists of layer indexes.
+# Configuration fields with lists of layer indexes.
 _INDEX_LISTS = ("mlp_only_layers", "moe_layers")
 
 

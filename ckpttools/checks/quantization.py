@@ -58,7 +58,7 @@ def value_findings(view: QuantizedView, location: str) -> Iterator[ModelFinding]
             CHECK.name,
             location,
             f"quantized weights are damaged: {first_of_lines(damaged)}",
-            "the weights have no values; a program that multiplies them anyway computes nonsense",
+            "the values of the weights are unknown; a program that multiplies them anyway computes nonsense",
             _FETCH,
         )
     if result.not_positive:
@@ -99,7 +99,7 @@ def _without_scales(model: ModelDirectory, bare: list[QuantizedWeight], count: i
         CHECK.name,
         model.location,
         f"{len(bare)} of {count} quantized weights have no scale, such as {bare[0].name} ({bare[0].dtype})",
-        "without scales they have no values; a program that loads them anyway computes nonsense",
+        "without scales their values are unknown; a program that loads them anyway computes nonsense",
         "fetch the checkpoint again, with all of its shards",
     )
 
@@ -168,7 +168,7 @@ def _unreadable(model: ModelDirectory, faults: Sequence[str], declared: Mapping[
         CHECK.name,
         model.location,
         f"quantized weights do not match {CONFIG} ({scheme(declared)}): {first_of_lines(faults)}",
-        "without scales that fit, the weights have no values",
+        "without matching scales, the values of the weights are unknown",
         f"fetch the checkpoint and its {CONFIG} again",
     )
 

@@ -21,7 +21,7 @@ from ckpttools.quantized.scale_checks import are_local
 _FIELD = "tie_word_embeddings"
 # Names for models of unknown families.
 _DEFAULT_NAMES = Head("model.embed_tokens.weight", "lm_head.weight")
-# Peak memory. Pieces have 8 MiB, so this limits only arrays in large chunks.
+# Peak memory limit. Pieces have 8 MiB, so it limits only arrays in large chunks.
 _MEMORY = 1 << 30
 # Number of rows to compare if each read is a network request.
 _SAMPLED_ROWS = 256

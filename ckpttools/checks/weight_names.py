@@ -10,7 +10,7 @@ from ckpttools.checks.base import ModelCheck, ModelDirectory, ModelFinding
 from ckpttools.core.message_terms import call
 from ckpttools.formats.sidecar_files import WEIGHTS_FIELD
 
-# The names that transformers looks for, in order.
+# File names that transformers looks for, in order.
 _EXPECTED = (
     "model.safetensors",
     "model.safetensors.index.json",

@@ -47,10 +47,10 @@ def assemble(
 ) -> Prepared | None:
     """Combine the parts that hosts keep: emergency, multi-tier or peer-to-peer checkpoints.
 
-    HOST_DIR is the local directory of a host, with its steps in it, or a directory above those of several
-    hosts; also a copy in a bucket, or the persistent directory. DST gets STEP/items of the newest step whose
-    every chunk some host has. Steps are never mixed. Chunks that several hosts have are compared byte by
-    byte. Files are hard-linked where possible, else copied.
+    HOST_DIR is the local directory of a host with its steps, a directory that contains those of several
+    hosts, a copy in a bucket, or the persistent directory. DST gets STEP/items of the newest step whose every
+    chunk is on some host. Steps are never mixed. Chunks that several hosts have are compared byte by byte.
+    Files are hard-linked where possible, otherwise copied.
 
     \b
     Examples:

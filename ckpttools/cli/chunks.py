@@ -66,7 +66,7 @@ def chunks(
 
 _MAX_FILES = 12
 _MAX_PATHS = 3
-# Indentation of a path.
+# Indentation of a wrapped path.
 _INDENT = 8
 _KINDS = ("missing", "data", "unused", "index", "other")
 _DOCUMENTS = ("zarr.json", ".zarray", ".zgroup", ".zattrs")
@@ -276,9 +276,8 @@ def _process_lines(loading: ProcessLoading) -> Iterator[str]:
     )
     if loading.exchanged:
         yield (
-            f"it fetches {format_disk(loading.fetched_exchanging)} where processes exchange what they "
-            "have read, of "
-            f"{plural(loading.exchanged, 'array')}"
+            f"it fetches {format_disk(loading.fetched_exchanging)} if processes exchange what they have "
+            f"read, for {plural(loading.exchanged, 'array')}"
         )
     if loading.broadcast:
         yield (

@@ -1,4 +1,4 @@
-"""Base classes of commands: how their help is written, and the options that all commands have."""
+"""Base classes of commands: the format of their help, and the options that all commands have."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ckpttools.cli.output import choose, chosen, has_color, show_details
 if TYPE_CHECKING:
     from ckpttools.core.options import Option, Panel
 
-# Longer lines of text are hard to read; click leaves two columns free.
+# Longer lines are hard to read, and click leaves two columns free.
 MAX_WIDTH = 122
 EXAMPLES = "\n\b\nExamples:\n"
-"""Begins the examples in the docstring of a command: lines that start with `$ `."""
+"""Start of the examples in the docstring of a command: lines that begin with `$ `."""
 GLOBAL_PANEL: Panel = "Global options"
 # Keeps a flag and its value on one line.
 _FIXED_SPACE = "\xa0"
@@ -27,7 +27,7 @@ class PanelOption(click.Option):
     """An option that knows its panel in the help.
 
     Args:
-        declared: Its declaration.
+        declared: Declaration of the option.
         panel: The panel, if there is no declaration.
     """
 
@@ -132,7 +132,7 @@ class BaseCommand(click.Command):
         return self.help_text(ctx, is_full=False)
 
     def help_text(self, ctx: click.Context, *, is_full: bool) -> str:
-        """Return the help; `is_full` describes shared options too."""
+        """Return the help text. If `is_full`, it also describes shared options."""
         formatter = HelpFormatter(width=ctx.terminal_width, max_width=ctx.max_content_width or MAX_WIDTH)
         self.format_usage(ctx, formatter)
         self.format_help_text(ctx, formatter)
@@ -151,13 +151,13 @@ class BaseCommand(click.Command):
                     formatter.write(f"{'':>{formatter.current_indent}}{line.strip()}\n")
 
     def format_details(self, ctx: click.Context, formatter: HelpFormatter) -> None:
-        """Write what comes before the options, such as the commands of a group."""
+        """Write the text before the options, such as the commands of a group."""
 
     def format_panels(self, ctx: click.Context, formatter: HelpFormatter, *, is_full: bool) -> None:
         """Write the options, one section for each panel."""
         panels = _panels(self.get_params(ctx), ctx)
         titles: Iterable[Panel] = panels
-        if len(panels) > 1:  # `ckpt --help` has one, and starts faster without this import
+        if len(panels) > 1:  # `ckpt --help` has only one panel, and starts faster without this import.
             from ckpttools.core.options import PANELS
 
             titles = PANELS
@@ -178,7 +178,7 @@ class BaseCommand(click.Command):
 def _panels(
     params: Sequence[click.Parameter], ctx: click.Context
 ) -> dict[Panel, list[tuple[tuple[str, str], bool]]]:
-    """Return panel -> ((flags, help), whether it is shared) of each option."""
+    """Return the options of each panel as ((flags, help), whether the option is shared)."""
     result: dict[Panel, list[tuple[tuple[str, str], bool]]] = {}
     for param in params:
         record = param.get_help_record(ctx)

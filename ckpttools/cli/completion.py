@@ -1,4 +1,4 @@
-"""`ckpt completion`: print or install a shell completion script; and what shells complete."""
+"""`ckpt completion`: print or install a shell completion script, and complete values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class _Bash(BashComplete):
-    """Completion in bash, which makes three words of `--dtype=bf`."""
+    """Completion in bash, which splits `--dtype=bf` into three words."""
 
     def get_completion_args(self) -> tuple[list[str], str]:
         args, incomplete = super().get_completion_args()
@@ -36,7 +36,7 @@ class _Bash(BashComplete):
 
 
 class _WholeWords(ShellComplete):
-    """Completion in shells that compare completions with all of `--dtype=bf`."""
+    """Completion in shells that compare completions with the complete word `--dtype=bf`."""
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
         items = super().get_completions(args, incomplete)
@@ -63,7 +63,7 @@ def register_shells() -> None:
         add_completion_class(shell, name)
 
 
-# bash and zsh read completions that a startup file names; fish reads those in a directory.
+# bash and zsh read completions from a startup file, and fish reads those in a directory.
 _STARTUP_LINES = {
     "bash": "[ -f {script} ] && . {script}  # completion of ckpt",
     "zsh": "(( $+functions[compdef] )) || {{ autoload -Uz compinit && compinit }}; "
@@ -106,7 +106,7 @@ def completion(ctx: click.Context, shell: str | None, install: bool) -> None:
 
 
 def _install(shell: str, script: str) -> Iterable[str]:
-    """Write a script and the line that loads it. Yields what was done."""
+    """Write a script and the line that loads it. Yields descriptions of the changes."""
     home, data = Path.home(), os.environ.get("XDG_DATA_HOME")
     config = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
     if shell == "fish":
@@ -162,7 +162,7 @@ def array_names(ctx: click.Context) -> Iterable[str]:
 
 
 def _step_numbers(ctx: click.Context) -> Iterable[str]:
-    """Return the numbers of the steps in the local run of the command, the newest first."""
+    """Return the step numbers in the local run of the command, newest first."""
     from ckpttools.api.ls import ls
     from ckpttools.runs.listing import RunListing
 
@@ -172,12 +172,12 @@ def _step_numbers(ctx: click.Context) -> Iterable[str]:
 
 
 def _checkpoint(ctx: click.Context) -> Location | None:
-    """Return the first path of a command, expanded as a shell would; None if it is not local."""
+    """Return the first path of a command, expanded as by a shell; None if it is not local."""
     for param in ctx.command.params:
         value = ctx.params.get(param.name or "") if isinstance(param, click.Argument) else None
         location = value[0] if isinstance(value, tuple) and value else value
         if isinstance(location, Location):
-            # A request would make the user wait.
+            # A network request would make the user wait.
             is_local = location.store.scheme == "file"
             return parse(Path(os.path.expandvars(str(location))).expanduser()) if is_local else None
     return None

@@ -48,7 +48,7 @@ def _to_formats() -> dict[str, Deferred]:
 
 
 class _ConvertGroup(LazyGroup):
-    """The conversions. A path in place of their names selects one by what is there."""
+    """The conversions. A path instead of a command selects one by the contents of the path."""
 
     accepts_path = True
 
@@ -78,7 +78,7 @@ class _ConvertGroup(LazyGroup):
 
 
 def _parse_conversion(args: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    """Return the arguments of a conversion whose direction is not known yet, and its reading options."""
+    """Parse the arguments of a conversion whose direction is not known yet, and its reading options."""
     from ckpttools.cli.models import hf_to_maxtext, maxtext_to_hf
 
     both = {item.name: item for item in (*hf_to_maxtext.params, *maxtext_to_hf.params)}
@@ -99,7 +99,7 @@ def _parse_conversion(args: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
 
 
 def _infer(source: Location, opening: dict[str, Any], is_silent: bool) -> str:
-    """Return the command that converts what is at a path, and print why it is that one."""
+    """Return the conversion command for a path, and print why it was chosen."""
     from ckpttools.api.infer_conversion import infer_conversion
 
     result = infer_conversion(source, **opening)

@@ -21,7 +21,7 @@ _INTO = "--into"
 
 
 class ConvertCommand(WriteCommand):
-    """A conversion of SRC to DST, or with `--into DIR` of each SRC to a directory of its name in DIR."""
+    """A conversion of SRC to DST or, with `--into DIR`, of each SRC to a directory of its name in DIR."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -84,7 +84,7 @@ class _ConvertMany(BaseCommand):
         return True
 
     def _single(self, ctx: click.Context, source: Location, destination: Location) -> click.Context:
-        """Return the context of one conversion."""
+        """Return the context of a single conversion."""
         result = click.Context(self._one, info_name=ctx.info_name, parent=ctx.parent)
         result.params = {**ctx.params, "source": source, "destination": destination}
         return result
@@ -95,7 +95,7 @@ def _pair(sources: Sequence[Location], into: Location) -> list[tuple[Location, L
 
 
 def _name_of(source: Location) -> str:
-    """Return the name of a source: of a directory, or of a Hub model without its revision."""
+    """Return the name of a source: that of a directory, or of a Hub model without its revision."""
     if source.store.scheme == "hf":
         from ckpttools.stores.web.hub_name import HubName
 

@@ -142,7 +142,7 @@ def _closing_line(report: CopyReport) -> str:
     parts = [plural(report.files, "file"), f"{format_disk(report.bytes)} in {report.seconds:.2f} s{speed}"]
     there = sum(part.outcome == "there already" for part in report.parts)
     if there:
-        parts.append(f"{there} of {len(report.parts)} were there already")
+        parts.append(f"{there} of {len(report.parts)} already existed")
     if report.peak_bytes is not None:
         parts.append(f"peak memory {format_memory(report.peak_bytes)}")
     return f"{report.destination}: {', '.join(parts)}{published_text(report.published)}"

@@ -41,7 +41,7 @@ def _demo_directory(directory: Path | None) -> Iterator[Path]:
     if directory is not None:
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
             raise DestinationExistsError(
-                "the directory for the demo exists already",
+                "the directory for the demo already exists",
                 location=directory,
                 hint="name a directory that does not exist",
             )
@@ -50,7 +50,7 @@ def _demo_directory(directory: Path | None) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="ckpt-demo-") as name:
         yield Path(name)
     print_lines(
-        ["", f"{name} is deleted now: `ckpt demo DIRECTORY` keeps what it makes, for the lines after `next`."]
+        ["", f"{name} is deleted now: `ckpt demo DIRECTORY` keeps its output, for the commands after `next`."]
     )
 
 

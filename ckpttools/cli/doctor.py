@@ -45,10 +45,9 @@ def doctor(
 
     PATH may be a run, a step, an item, a directory or file of safetensors, or a zarr v3 hierarchy, complete
     or damaged. Indexes, headers and metadata are read. Arrays are read only with --values and --checksums,
-    except scales of quantized weights and a tied output head; the last line says what was not checked. Exits
-    with 1 if there are errors, with 0 if there are only
-    warnings and infos. A fix repairs what it can and reports where it was refused; the exit code is then 3,
-    or 5 if the system did not allow it.
+    except scales of quantized weights and a tied output head; the last line lists skipped checks. Exits with
+    1 if there are errors, and with 0 if there are only warnings and infos. A fix repairs as much as it can
+    and reports where it was refused; the exit code is then 3, or 5 if the system did not allow it.
 
     \b
     Examples:
@@ -60,7 +59,7 @@ def doctor(
     from ckpttools.api.doctor import doctor as look
 
     if as_list and (path is not None or fix):
-        raise click.UsageError("--list looks at nothing: leave out PATH and --fix, or --list")
+        raise click.UsageError("--list examines nothing: leave out PATH and --fix, or --list")
     if as_list:
         _list_checks(as_json)
         return
@@ -108,7 +107,7 @@ def _to_view(diagnosis: Diagnosis, fix: tuple[str, ...], values: bool, checksums
         yield from _report_lines(finding)
     yield ""
     is_gone = bool(diagnosis.fixed) and not parse(diagnosis.path).lexists()
-    yield "nothing has this name any more" if is_gone else _verdict_line(diagnosis, values, checksums)
+    yield "the path no longer exists" if is_gone else _verdict_line(diagnosis, values, checksums)
 
 
 def _report_lines(finding: Finding) -> Iterator[str]:
@@ -121,7 +120,7 @@ def _report_lines(finding: Finding) -> Iterator[str]:
 
 
 def _verdict_line(diagnosis: Diagnosis, values: bool, checksums: bool) -> str:
-    """Return the verdict, which names what was not checked."""
+    """Return the verdict, including what was not checked."""
     levels = [finding.level for finding in diagnosis.findings]
     parts = [plural(levels.count(level), level) for level in ("error", "warning", "info") if level in levels]
     verdict = ", ".join(parts) or "structure and configuration OK"
@@ -136,7 +135,7 @@ def _values_text(diagnosis: Diagnosis, is_asked: bool) -> str:
         return "values not checked (--values)"
     if not diagnosis.values_read:
         return "values of unfinished saves not checked"
-    # Arrays with errors may not have been readable.
+    # Arrays with errors may not have been read.
     is_sound = diagnosis.healthy and all(finding.check != "values" for finding in diagnosis.findings)
     return "values OK" if is_sound else ""
 

@@ -137,8 +137,8 @@ def select() -> WriteFunction:
 def cast() -> WriteFunction:
     """Cast a checkpoint to other dtypes, rounding to nearest even.
 
-    NaN and infinity are kept. Values that overflow or underflow are counted, and so are those that become NaN
-    in a dtype without infinity. The last line reports the counts; --json lists the arrays.
+    NaN and infinity are kept. Values that overflow, underflow, or become NaN in a dtype without infinity are
+    counted. The last line reports the counts; --json lists the arrays.
 
     With --dtype bfloat16, float16 or float32, quantized weights (FP8, MXFP4, NVFP4, int4) are dequantized,
     and the quantization is removed from a Hugging Face config.json.
@@ -182,7 +182,7 @@ def remap() -> WriteFunction:
     array, another lazy array, or (path, array).
 
     --maxtext converts a checkpoint to the layout of another MaxText version: how layers are stacked, and
-    where router biases are. Stacked layers stay stacked, and training state stays.
+    where router biases are. Stacked layers remain stacked, and training state is kept.
 
     \b
     Examples:

@@ -121,7 +121,7 @@ def _translate_click(end: BaseException) -> CheckpointError | None:
         return end
     if _is_out_of_memory(end):
         return MemoryBudgetError(
-            "the system gave no more memory, or no more threads",
+            "the system has no more memory or threads",
             got=str(end) or None,
             hint="free some, raise the process's limits (ulimit -v, ulimit -u), or try a smaller --memory "
             "and --jobs 1",
@@ -154,7 +154,7 @@ def _describe_os_error(error: OSError) -> CheckpointError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         if error.filename is None:
             return NoSpaceError(
-                "the disk that the output goes to is full",
+                "the disk of the output is full",
                 location="stdout",
                 got=text,
                 hint="free some space there; a checkpoint is complete if it has its name",

@@ -1,4 +1,4 @@
-"""`ckpt families` and `ckpt formats`: list what is supported, and check custom families."""
+"""`ckpt families` and `ckpt formats`: list supported families and formats, and check custom families."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ def _table_lines(result: Sequence[FamilySummary]) -> Iterator[str]:
         yield from _detail_lines(item)
         yield ""
     yield from wrap(
-        "Each converts both ways (hf-to-maxtext, maxtext-to-hf), with layers scanned under the names above, "
-        "on axis 0 or 1, or unscanned. --exact stores what is inexact in float32, so that it comes back bit "
-        "for bit.",
+        "Each converts both ways (hf-to-maxtext, maxtext-to-hf), with layers scanned under the names "
+        "above, on axis 0 or 1, or unscanned. --exact stores inexact values in float32, so that they "
+        "round-trip bit for bit.",
         _remaining_width(),
     )
 

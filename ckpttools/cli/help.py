@@ -1,4 +1,4 @@
-"""`ckpt help`: the help of a command with all its options, and topics."""
+"""`ckpt help`: show the help of a command with all its options, or of a topic."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def commands_below(ctx: click.Context) -> Iterator[click.Context]:
-    """Yield the context of a command, and of all commands below it, parents first."""
+    """Yield the contexts of a command and of all commands below it, parents first."""
     yield ctx
     if isinstance(ctx.command, click.Group):
         for name in ctx.command.list_commands(ctx):
@@ -29,7 +29,7 @@ def commands_below(ctx: click.Context) -> Iterator[click.Context]:
 
 
 def shared_options(root: click.Context) -> Mapping[Panel, list[tuple[str, str]]]:
-    """Return panel -> (flags, help) of the options that many commands have."""
+    """Return the flags and help of shared options, by panel."""
     flags: dict[str, tuple[Panel, tuple[str, str]]] = {}
     for ctx in commands_below(root):
         for param in ctx.command.get_params(ctx):
@@ -116,7 +116,7 @@ def topic_text(root: click.Context, name: str) -> str:
 
 
 class _HelpCommand(BaseCommand):
-    """The command with its topics."""
+    """The help command with its topics."""
 
     def format_details(self, ctx: click.Context, formatter: HelpFormatter) -> None:
         with formatter.section("Topics"):
@@ -169,7 +169,7 @@ def _find(root: click.Context, words: tuple[str, ...]) -> click.Context:
     """Return the context of a command.
 
     Raises:
-        click.UsageError: there is no such command; the message suggests another.
+        click.UsageError: The command does not exist. The message suggests another one.
     """
     found = root
     for number, word in enumerate(words):

@@ -65,7 +65,7 @@ def tree(
     requests: int | None,
     **reading: Unpack[Opening],
 ) -> None:
-    """Show the arrays of a checkpoint (names, shapes, dtypes, bytes) and what kind it is.
+    """Show the arrays of a checkpoint (names, shapes, dtypes, bytes) and its kind.
 
     PATH is a checkpoint in any format that `ckpt formats` lists, at any level: run directory, step, item or
     file. Only headers and indexes are read. Repeated layers are folded into one: layers_{0..31}.
@@ -243,8 +243,8 @@ def comparison_lines(comparison: Comparison, room: int | None, *, flat: bool) ->
     against = printable(comparison.against)
     if comparison.is_same:
         number = plural(comparison.num_compared, "array")
-        shapes = ", every shape as it should be" if comparison.shapes_compared else ""
-        yield from wrap(f"Against {against}: {number}, none missing, none left over{shapes}.", room)
+        shapes = ", all shapes as expected" if comparison.shapes_compared else ""
+        yield from wrap(f"Against {against}: {number}, none missing, none unexpected{shapes}.", room)
     else:
         yield from wrap(f"Against {against}:", room)
     lists = {

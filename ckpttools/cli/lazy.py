@@ -64,7 +64,7 @@ class LazyGroup(BaseCommand, click.Group):
     Attributes:
         lazy: The built-in commands.
         more: Returns the commands of plug-ins; called for unknown names and to list all commands.
-        accepts_path: Whether a path may take the place of a command.
+        accepts_path: Whether a path may be passed instead of a command.
     """
 
     command_class = BaseCommand
@@ -95,7 +95,7 @@ class LazyGroup(BaseCommand, click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        # click looks for near names among imported commands only.
+        # click suggests only commands that are imported.
         name = args[0]
         if not name.startswith("-") and self.get_command(ctx, name) is None:
             instead = self.suggest(ctx, args, self.list_commands(ctx))
@@ -105,7 +105,7 @@ class LazyGroup(BaseCommand, click.Group):
         return result
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Complete commands and options; paths where these commands accept one, and no name fits."""
+        """Complete commands and options, or paths where these commands accept one and no name matches."""
         result = super().shell_complete(ctx, incomplete)
         if result or not self.accepts_path:
             return result

@@ -101,7 +101,7 @@ def collection_lines(listing: CollectionListing) -> Iterator[str]:
                 f"  {member.state}", printable(f"{member.name}: {member.reason}"), _LABEL, width()
             )
     if listing.is_truncated:
-        yield "more directories are here than are searched: list one of them"
+        yield "there are more directories than are searched: list one of them"
 
 
 _COLUMNS = (

@@ -176,7 +176,7 @@ class _Root(LazyGroup):
                 code = run()
         except BaseException as end:
             words = sys.argv[1:] if args is None else args
-            # A usage error may come before the option is parsed.
+            # A usage error may occur before this option is parsed.
             code = exit_code_of(end, traceback=bool(chosen("traceback")) or "--traceback" in words)
         if chosen("verbose"):
             from ckpttools.core.process_memory import peak_bytes
@@ -198,7 +198,7 @@ class _Root(LazyGroup):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if line := translate_maxtext_script(args):
-            raise click.UsageError(f"That is a command line of MaxText. Here it is: {line}", ctx)
+            raise click.UsageError(f"This is a MaxText command line. With ckpt: {line}", ctx)
         command = self.get_command(ctx, args[0])
         is_only_path = command is None and is_path(args[0])
         if is_only_path or (

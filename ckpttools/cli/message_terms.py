@@ -15,7 +15,7 @@ _FLAGS: Mapping[tuple[str, object], str] = {
     ("names", "text"): "--names text",
     ("names", "hub"): "--names hub",
 }
-# Arguments whose flags have names that are reserved in Python.
+# Arguments whose flags have names that are reserved words in Python.
 _FLAG_NAMES = {"names": "as", "everything": "all", "format": "to", "steps": "step"}
 _LOCATIONS = {"source": "SRC", "destination": "DST", "checkpoint": "DST", "against": "SRC"} | {
     "base": "BASE",

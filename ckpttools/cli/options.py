@@ -32,9 +32,9 @@ else:
 CommandBody = Callable[..., Any]
 Decorator = Callable[[CommandBody], CommandBody]
 
-# Positional arguments of commands that help texts mention.
+# Positional arguments that help texts mention.
 _POSITIONALS = {"source": "SRC", "destination": "DST", "base": "BASE"}
-_EMPTY_MESSAGE = "nothing is named: the text is empty"
+_EMPTY_MESSAGE = "the text is empty"
 
 
 class ParsedText(ParamType):
@@ -104,7 +104,7 @@ class LimitedFloat(click.FloatRange):
         return result
 
 
-# Parameters that name outputs; errors about them do not suggest a download.
+# Parameters for outputs. Errors about them do not suggest a download.
 _DESTINATION_PARAMETERS = ("destination", "manifest", "output")
 ANY_PATH = LocationType()
 MODEL = ModelLocationType()

@@ -48,7 +48,7 @@ def reset_choices() -> None:
 
 
 def show_details() -> None:
-    """Print what the library logs on stderr, with the seconds since now."""
+    """Print the library's log on stderr, with the seconds since this call."""
     import logging
     import time
 
@@ -64,7 +64,7 @@ def show_details() -> None:
 
 
 def has_color() -> bool | None:
-    """Return whether output has colors; None if that depends on the stream."""
+    """Return whether output has colors; None if this depends on the stream."""
     if _chosen.get("color"):
         return _chosen["color"] == "always"
     if os.environ.get("NO_COLOR"):
@@ -109,7 +109,7 @@ def with_flags(text: str) -> str:
 
 
 def print_report(report: object, lines: Iterable[str], *, as_json: bool, is_summary: bool = False) -> None:
-    """Print a report as JSON or as these lines; `is_summary` as for `print_lines`."""
+    """Print a report as JSON or as text lines; see `print_lines` for `is_summary`."""
     if as_json:
         print_json(report)
     else:
@@ -145,12 +145,13 @@ def styled(text: str, **style: Any) -> str:
 def print_lines(lines: Iterable[str], *, is_summary: bool = False) -> None:
     """Print lines on stdout. click removes colors if stdout is not a terminal.
 
-    All text for people goes through this function, `print_stderr` or `print_error`, so that names of files
-    and arrays cannot control the terminal.
+    All text for users goes through this function, `print_stderr` or `print_error`, so that names of files and
+    arrays cannot control the terminal.
 
     Args:
-        lines: The text.
-        is_summary: Whether they only say what was done, or what the exit code says: --quiet omits them.
+        lines: Lines of text.
+        is_summary: Whether the lines only summarize the run or repeat the exit code; --quiet omits such
+            lines.
     """
     if is_summary and chosen("quiet"):
         return
@@ -178,7 +179,7 @@ def click_error(error: click.ClickException) -> None:
 
 
 def style_label(line: str) -> str:
-    """Color the label that begins a line of an error."""
+    """Color the label at the start of an error line."""
     found = _LABELS.match(line)
     if found is None:
         return line

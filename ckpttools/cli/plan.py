@@ -91,9 +91,7 @@ def plan(words: tuple[str, ...], output: Location, as_json: bool) -> None:
         print_json(written)
         return
     if not written.has_tasks:
-        print_stderr(
-            "note     arrays in it are known only to the process that opens them: each part plans again"
-        )
+        print_stderr("note     some arrays cannot be written to the plan: each part plans again")
     limit = f"at most {plural(written.groups, 'part')}"
     moved = f"{format_disk(written.bytes_in)} to read, {format_disk(written.bytes_out)} to write"
     print_lines(

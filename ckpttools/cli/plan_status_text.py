@@ -30,7 +30,7 @@ _ORDER = ("done", "at work", "gone", "failed")
 def part_line(receipt: PartReceipt) -> str:
     """Return a one-line summary of a part."""
     if receipt.is_published:
-        return f"part {receipt.part}: nothing to do, {receipt.destination} is complete and has its name"
+        return f"part {receipt.part}: nothing to do, {receipt.destination} is complete and published"
     if not receipt.tasks:
         return f"part {receipt.part}: nothing to do, there are fewer tasks than parts"
     new = receipt.bytes_out - receipt.bytes_resumed
@@ -46,7 +46,7 @@ def status_lines(result: PlanStatus, plan: str) -> Iterator[str]:
     """Yield all facts about a plan, with a line for each process."""
     yield f"{result.destination}: {_STATES[result.state].format(plan=quote(plan))}"
     if result.state == "taken":
-        complete = "something complete: what this plan makes, if it was published before"
+        complete = "a complete checkpoint, possibly the published output of this plan"
         yield f"there is {result.other or complete}"
         return
     share = 100 * result.bytes_done // max(1, result.nbytes)

@@ -63,13 +63,13 @@ def gain_lines(gain: MeshGain) -> Iterator[str]:
     if gain.is_loss:
         yield from _plan_lines(
             "note",
-            "devices will fetch more of DST than of SRC: arrays of up to 4 MiB, or --subchunks, are one "
-            "chunk each, which all devices fetch whole; smaller --subchunks cut them",
+            "devices will fetch more from DST than from SRC: arrays of up to 4 MiB, or --subchunks, are "
+            "one chunk each, which all devices fetch whole; smaller --subchunks cut them",
         )
     elif not gain.is_any:
         yield from _plan_lines(
             "note",
-            "nothing is gained: devices fetch as much of SRC; DST only says how arrays lie on the mesh",
+            "no gain: devices fetch as much from SRC; DST only records how arrays are sharded over the mesh",
         )
 
 
@@ -123,7 +123,7 @@ def closing_line(receipt: Receipt) -> str:
             f"{format_disk(receipt.bytes_referenced - receipt.bytes_unlinked)} shared with the source"
         )
     if receipt.bytes_unlinked:
-        parts.append(f"{format_disk(receipt.bytes_unlinked)} copied where links were refused")
+        parts.append(f"{format_disk(receipt.bytes_unlinked)} copied because links were refused")
     if receipt.peak_bytes is not None:
         parts.append(f"peak memory {format_memory(receipt.peak_bytes)}")
     if receipt.tasks_resumed:
@@ -180,7 +180,7 @@ _COLUMN = 9
 
 
 def print_next(steps: NextSteps) -> None:
-    """Print commands that load a model checkpoint, and what may surprise."""
+    """Print commands that load a model checkpoint, and caveats."""
     lines = [f"{'next' if not number else '':<{_COLUMN}}{use}" for number, use in enumerate(steps.uses)]
     for surprise in steps.surprises:
         lines += labeled_lines("note", surprise, _COLUMN, prose_width())

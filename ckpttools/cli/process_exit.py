@@ -8,7 +8,7 @@ import threading
 
 from ckpttools.core.process_exit import end_process
 
-# Not typing.TYPE_CHECKING: fewer imports let the process handle signals sooner.
+# typing.TYPE_CHECKING is not used, because fewer imports let the process handle signals sooner.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn

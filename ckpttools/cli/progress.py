@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ckpttools.api.sources import Observe
 
 LINE_INTERVAL_SECONDS = 5.0
-# Earlier, a single small task would distort the rate.
+# Before this time, a single small task would distort the rate.
 _RATE_DELAY_SECONDS = 0.5
 
 
@@ -42,7 +42,7 @@ def progress_events(expected: bool) -> Iterator[Observe | None]:
 @contextmanager
 def _display(expected: bool) -> Iterator[Lines | Bar | None]:
     expected = expected and not chosen("quiet")
-    # A bar would be drawn into the lines of --verbose.
+    # A bar would interleave with the lines of --verbose.
     if expected and sys.stderr.isatty() and not chosen("verbose"):
         with ExitStack() as until:
             yield Bar(until)

@@ -104,7 +104,7 @@ def _report_lines(report: PruneReport) -> Iterator[str]:
         )
         yield told if report.is_done else f"would be: {told}"
         if stripped and not report.is_copied:
-            yield "Stripped steps keep their data files, with all that is in them: --copy frees more."
+            yield "Stripped steps keep their complete data files; --copy frees more."
     if not report.is_done:
         is_idle = report.steps and all(step.fate not in ("deleted", "stripped") for step in report.steps)
         yield "There is nothing to do." if is_idle else "Dry run: nothing was deleted. Pass --yes to delete."

@@ -54,8 +54,8 @@ def report(
 ) -> None:
     """Write an HTML report about a checkpoint: one page that needs no network.
 
-    It shows where the bytes are, norms by layer, value distributions, and a searchable, sortable table of all
-    arrays. It supports light and dark screens, and print.
+    The report shows where the bytes are, the norm of each layer, value distributions, and a searchable,
+    sortable table of all arrays. It supports light and dark screens, and printing.
 
     \b
     Examples:

@@ -15,7 +15,7 @@ import sys
 from contextlib import contextmanager, suppress
 from functools import partial
 
-# Not typing.TYPE_CHECKING: fewer imports let the process handle signals sooner.
+# typing.TYPE_CHECKING is not used, because fewer imports let the process handle signals sooner.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -86,7 +86,7 @@ def raise_on_signal() -> Iterator[None]:
 
 
 def _handle(handler: Handler) -> dict[signal.Signals, Handler]:
-    """Set the handler of all signals except those that the parent process ignores, as nohup does."""
+    """Set the handler of all signals except those that the parent process ignores, as with nohup."""
     before = {}
     for number in _SIGNALS:
         handles = signal.getsignal(number)

@@ -60,7 +60,7 @@ def stats(
 
     if find_nan and not as_json and (histogram or per_layer):
         shown = "--histogram" if histogram else "--per-layer"
-        raise click.UsageError(f"--nan only says where NaN and infinity are: leave it out, or {shown}")
+        raise click.UsageError(f"--nan only reports where NaN and infinity are: leave it out, or {shown}")
     with progress_events(progress) as scanning["observe"]:
         report = look(path, filter=filter, sort=sort, per_layer=per_layer, histogram=histogram, **scanning)
     if as_json:
@@ -118,10 +118,7 @@ def print_bad(report: StatsReport) -> None:
     bad = [array for array in report.arrays if array.first_bad is not None]
     if not bad:
         print_lines(
-            [
-                f"No NaN and nothing infinite in {plural(report.num_arrays, 'array')}, "
-                f"{format_disk(report.nbytes)}."
-            ]
+            [f"No NaN or infinity in {plural(report.num_arrays, 'array')}, {format_disk(report.nbytes)}."]
         )
         return
     print_lines(
@@ -151,7 +148,7 @@ def _head_line(report: StatsReport) -> Iterator[str]:
 def _total_lines(report: StatsReport) -> str:
     bad = _bad_counts(report.nan, report.inf)
     arrays = plural(report.num_arrays, "array")
-    return f"{arrays}, {format_disk(report.nbytes)}, {bad or 'no NaN, nothing infinite'}"
+    return f"{arrays}, {format_disk(report.nbytes)}, {bad or 'no NaN, no infinity'}"
 
 
 def _rows(array: ArrayStats) -> Iterator[tuple[str, ...]]:

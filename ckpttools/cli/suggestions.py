@@ -96,12 +96,12 @@ _OPTION_ADVICE: Mapping[str, str] = {
 
 
 class _Script(NamedTuple):
-    """A script of MaxText, and the command that does its work.
+    """A script of MaxText, and the command that replaces it.
 
     Attributes:
         command: Words of our command.
-        source, destination: The settings that name its input and output.
-        missing: What stands for an input that no setting names.
+        source, destination: Settings that name the input and the output.
+        missing: Placeholder for an input that no setting names.
     """
 
     command: str
@@ -124,9 +124,9 @@ _MAXTEXT_SCRIPTS: Mapping[str, _Script] = {
     ),
 }
 _CONVERSIONS = ("convert", "hf-to-maxtext", "maxtext-to-hf")
-# Settings that only a command line of MaxText has; `ckpt resolve` and others take settings, too.
+# Settings that occur only in MaxText command lines; `ckpt resolve` and others also take settings.
 _SETTINGS = ("model_name", "base_output_directory", "load_parameters_path", "hf_model_path", "scan_layers")
-# Settings of MaxText -> our option, for values that are not the default.
+# Our option for each MaxText setting, for values that are not the default.
 _SETTING_OPTIONS: Mapping[tuple[str, str], str] = {
     ("scan_layers", "false"): "--no-scan",
     ("use_multimodal", "false"): "--text-only",
@@ -144,11 +144,11 @@ def near_commands(name: str, known: Iterable[str]) -> list[str]:
 
 
 def translate_maxtext_script(words: Sequence[str]) -> str | None:
-    """Return our command line for one of MaxText's conversion scripts; None for any other.
+    """Return our command line for one of MaxText's conversion scripts; None for other command lines.
 
     Args:
         words: The typed words: the script, also as `python -m maxtext.checkpoint_conversion.to_maxtext` or as
-            a path, or one of our conversions, followed by settings of MaxText.
+            a path, or one of our conversions, followed by MaxText settings.
     """
     launcher = 2 if words[0].startswith("python") and words[1:2] == ["-m"] else 0
     launcher = launcher or int(words[0].startswith("python"))
@@ -190,7 +190,7 @@ def _command_of(script: _Script, settings: Mapping[str, str]) -> str:
 
 
 def _read_settings(words: Sequence[str]) -> Iterable[tuple[str, str]]:
-    """Yield the settings of `key=value`, `--key=value` and `--key value`, spelled as MaxText does."""
+    """Yield the settings of `key=value`, `--key=value` and `--key value`, spelled as in MaxText."""
     for word, following in zip_longest(words, words[1:], fillvalue=""):
         key, equals, value = word.lstrip("-").partition("=")
         if equals or word.startswith("--"):

@@ -144,9 +144,9 @@ def _quantization_lines(result: Quantization, *, is_maxtext: bool) -> str:
     """Format `gptq, 4 bits in groups of 128; 224 weights`."""
     scheme = printable(result.scheme)
     if not result.weights and is_maxtext:
-        return f"no more; the model that it came from was: {scheme}"
+        return f"none left; the original model was: {scheme}"
     if not result.weights:
-        return f"{scheme} (config.json), but no weight is"
+        return f"{scheme} (config.json), but no weight is quantized"
     bare = f", {result.without_scales:,} of them without scales" if result.without_scales else ""
     return f"{scheme}; {plural(result.weights, 'weight')}{bare}"
 

@@ -63,7 +63,7 @@ def verify(
     progress: bool,
     **scanning: Unpack[Scanning],
 ) -> None:
-    """Verify bit for bit that DST holds the same arrays as SRC, or as a manifest.
+    """Verify bit for bit that DST has the same arrays as SRC, or as a manifest.
 
     A Hub model alone (hf://org/name) is verified against the Hub's digests; this reads all of its files.
 
@@ -107,7 +107,7 @@ def verify(
         exit_with_differences()
 
 
-# Options about arrays do not apply to files.
+# Options for arrays do not apply to files.
 _FILE_MESSAGES = ("memory", "jobs", "requests")
 _TOTAL_MESSAGES = ("path", "as_json", "progress", *_FILE_MESSAGES)
 
@@ -122,7 +122,7 @@ def _verify_files(path: Location, as_json: bool, progress: bool, scanning: Scann
         if is_said and name not in _TOTAL_MESSAGES:
             raise UsageError(
                 f"{option.opts[0]} does not apply where files are compared with their listed digests",
-                hint=f"leave it out, or say with {flag('against', 'SRC')} what to compare with",
+                hint=f"leave it out, or pass a reference with {flag('against', 'SRC')}",
             )
     with progress_events(progress) as observe:
         result = verify_files(
@@ -147,7 +147,7 @@ def _file_lines(result: FileVerification) -> Iterator[str]:
     for difference in result.differences:
         yield printable(f"{difference.name}: {difference.got} instead of {difference.expected}")
         if difference.copy:
-            yield printable(f"  in the cache; to fetch it anew, remove {difference.copy}")
+            yield printable(f"  in the cache; to fetch it again, remove {difference.copy}")
 
 
 def _report_lines(result: Verification) -> Iterator[str]:
@@ -201,7 +201,7 @@ def _location_text(each: Difference, root: str) -> str:
     """Return the known positions of the differing elements."""
     first, last = (f"[{', '.join(map(str, index or ()))}]" for index in (each.first, each.last))
     if each.elements is None:
-        return f"other values, the first between {first} and {last}"
+        return f"different values, the first between {first} and {last}"
     file = f", in {each.file.removeprefix(root + '/')}" if each.file and each.file.startswith(root) else ""
     if each.elements == 1:
         return f"1 element differs, at {first}{file}"

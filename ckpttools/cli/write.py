@@ -76,7 +76,7 @@ class WriteCommand(BaseCommand):
             print_json(report) if collected is None else collected.append(report)
 
     def plan(self, ctx: click.Context) -> Any:
-        """Plan the work, with `OutputOptions` in `ctx.obj`; None if the command did something else."""
+        """Plan the work, with `OutputOptions` in `ctx.obj`; None if the command has done something else."""
         ctx.params["command"] = resumable_command()
         with swaps_explained(ctx.params):
             return super().invoke(ctx)
@@ -114,7 +114,7 @@ def _source(ctx: click.Context) -> Location:
 
 @contextmanager
 def swaps_explained(params: Mapping[str, Any]) -> Iterator[None]:
-    """Replace the error about a source that does not exist if the destination is a checkpoint."""
+    """Replace the error about a missing source if the destination is a checkpoint."""
     try:
         yield
     except MissingPathError:
@@ -128,7 +128,7 @@ _DIRECTIONS = ("hf-to-maxtext", "maxtext-to-hf")
 
 
 def refuse_swapped(source: Location, destination: Location) -> None:
-    """Raise MissingPathError if a source does not exist, but the destination is a checkpoint.
+    """Raise MissingPathError if a source does not exist but the destination is a checkpoint.
 
     The error has the typed command with both swapped, and of two directions the one that fits.
     """
@@ -148,7 +148,7 @@ def refuse_swapped(source: Location, destination: Location) -> None:
             words[words.index(direction)] = inferred
     raise MissingPathError(
         f"{source} does not exist, but {destination} is a checkpoint",
-        hint=f"to read that one: {shlex.join(words)}",
+        hint=f"to read it: {shlex.join(words)}",
     )
 
 
@@ -187,7 +187,10 @@ def _run(prepared: Prepared, output: OutputOptions) -> Receipt:
 
 
 def finish(receipt: Receipt, *, as_json: bool) -> Receipt:
-    """Print the closing lines of a run, unless `as_json`. Returns the receipt with all that they tell."""
+    """Print the closing lines of a run, unless `as_json`.
+
+    Returns the receipt, including the suggested commands.
+    """
     from ckpttools.api.next_steps import NextSteps, next_steps
     from ckpttools.cli.plan_text import closing_line, print_next
 

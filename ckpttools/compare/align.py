@@ -251,7 +251,7 @@ def _formatted_alike(
 
 
 def _config_remarks(a: Mapping[str, Any] | None, b: Mapping[str, Any] | None) -> Iterator[Remark]:
-    """Name the fields in which two configurations describe other computations: arrays alone are compared."""
+    """Yield the fields in which two configurations describe different computations."""
     if a is None or b is None or a == b:
         return
     from ckpttools.maxtext.config_differences import differing_fields

@@ -27,7 +27,7 @@ class Tolerances:
     def __post_init__(self) -> None:
         # Reject NaN, too: no difference is within it, and none exceeds it.
         if not (self.atol >= 0 and self.rtol >= 0 and self.ulp >= 0):
-            raise UsageError("a tolerance is a number, and not below zero", got=self)
+            raise UsageError("a tolerance must be a number, and not negative", got=self)
 
     @property
     def any(self) -> bool:

@@ -52,7 +52,7 @@ def after_verify(result: Collection[Difference], both: Pairing[LazyArray], compa
         return _of_parameters(result, compared)
     alone = f"{option('parameters', True)} compares only the parameters"
     if rest and dtypes:
-        return (f"it takes two options together: {alone}, and {cast}",)
+        return (f"two options are needed: {alone}, and {cast}",)
     if dtypes:
         return (f"values were not compared where dtypes differ: {cast}",)
     return (alone,) if rest else ()
@@ -129,7 +129,7 @@ def after_diff(
     if not differing:
         return ()
     if all(item.outcome == "bits" for item in differing):
-        same = "all numbers are the same but for the sign of zero or the bits of NaN"
+        same = "all numbers are the same except for the sign of zero or the bits of NaN"
         return (f"{same}: with a tolerance, such as {option('atol', 1e-45)}, these are equal",)
     known = parameters_among(arrays)
     if known and all(item.outcome == "equal" for item in result if item.name in known):

@@ -90,7 +90,7 @@ def _of_part(a: np.ndarray, b: np.ndarray, dtypes: tuple[DType, DType], toleranc
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         nan = np.isnan(x), np.isnan(y)
         if steps is not None and dtypes[0].is_whole:
-            # float64 cannot distinguish all 64-bit integers.
+            # float64 cannot represent all 64-bit integers exactly.
             unequal, gap = steps != 0, steps.astype(np.float64)
         else:
             unequal, gap = (x != y) & ~(nan[0] & nan[1]), np.abs(x - y)

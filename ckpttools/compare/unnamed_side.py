@@ -73,7 +73,7 @@ class UnnamedSide:
                 "without a config.json, names identify the family and RoPE is assumed to be in halves; "
                 f"{option('like')}, {option('family')} and {option('rope_layout')} override this"
             )
-        # Arrays without a MaxText counterpart, or without any row.
+        # Arrays without a MaxText counterpart or without a row.
         unplaced = (*mapped.unused, *mapped.dropped)
         if unplaced:
             naming.append(f"compared under their own names, as MaxText lacks them: {array_count(unplaced)}")
@@ -90,7 +90,7 @@ class UnnamedSide:
         arrays, config = self.arrays, self.files.config
         spelling = family.spelling_of(arrays)
         head = tying.right_head(family, spelling)
-        # An existing output head is compared, whatever the configuration declares.
+        # An existing output head is compared regardless of the configuration.
         tied = tying.tied_flags("keep", head.head if head else None, arrays)
         flags = {**rope_flags(family, model), **tied}
         there = family.towers_in(name.replace("/", ".") for name in self.beside)

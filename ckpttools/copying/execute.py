@@ -55,7 +55,7 @@ def _check_names(part: FileGroup, location: Location) -> None:
     name = next((name for name in part.files if not location.store.takes((location / name).key)), None)
     if name is not None:
         raise UsageError(
-            f"a file has a name that nothing in {location.store.scheme}:// can have",
+            f"a file has a name that is not possible in {location.store.scheme}://",
             location=part.source / name,
             expected="names without control characters",
             hint=f"give it another name, or move it away; then {retry_term()}",

@@ -201,8 +201,7 @@ class PreparedCopy:
         if added:
             yield (
                 f"{plural(len(added), 'commit file')} added ({sample_names(added)}) that the source "
-                "lacks: on gs:// "
-                "Orbax takes no step and no item for finished without them"
+                "lacks: on gs://, Orbax considers steps and items without them unfinished"
             )
         if self.selection.small:
             yield f"also copied: {', '.join(self.selection.small)}"
@@ -301,7 +300,7 @@ class CopyReport:
         peak_bytes: Peak resident memory, or None if the system does not report it.
         traffic: Requests to network stores and bytes received, by address, for the copying only and not for
             selecting the content.
-        published: The commit in a Hub repository; None elsewhere, or if nothing was copied.
+        published: Commit in a Hub repository; None for other destinations, or if nothing was copied.
     """
 
     source: str

@@ -75,7 +75,7 @@ def selected(source: Location, steps: Sequence[int] = (), latest: int | None = N
             "a single file cannot be copied",
             location=source,
             expected="a directory with a checkpoint",
-            hint=f"name the directory that it is in: {source.parent}",
+            hint=f"pass its directory: {source.parent}",
         )
     result = detected.orbax
     if isinstance(result, OrbaxRun) and result.steps:
@@ -230,8 +230,8 @@ class _RunRoot:
                     f"step {number} was saved completely, but is damaged now",
                     location=step.path,
                     got=reason,
-                    hint=f"{action('doctor', str(step.path))} shows details; "
-                    f"to copy others, name them: {others or 'none is whole'}",
+                    hint=f"{action('doctor', str(step.path))} shows details; to copy others, name them: "
+                    f"{others or 'none is complete'}",
                 )
 
     def _is_damaged(self, number: int) -> bool:
@@ -273,7 +273,7 @@ def _left_out_reason(location: Location) -> str | None:
     if location.is_link():
         return "it is a link to a directory, or to nothing"
     if leftover is LocationKind.INTERRUPTED:
-        return "a conversion that was interrupted, or is going on"
+        return "an interrupted or running conversion"
     if Step(location).number is not None:
         return "it is named like a step, but does not belong to this run"
     return None if any(True for _ in location.below()) else "it is empty"

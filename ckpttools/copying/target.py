@@ -57,7 +57,7 @@ class CopyTarget:
         old = self.optimizer_in(location)
         if old and not self.optimizer_in(source):
             raise DestinationExistsError(
-                f"{location} is not replaced: it holds the state of an optimizer ({old})",
+                f"{location} is not replaced: it has optimizer state ({old})",
                 expected="no optimizer state, because the replacement has none",
                 hint="choose another destination, or move the existing content away",
             )
@@ -144,7 +144,7 @@ def _refuse_begun(location: Location) -> None:
         raise DestinationExistsError(
             f"another {left.kind} to {location} was interrupted",
             got=left.command or None,
-            expected="that one brought to its end, or a new name",
+            expected="a finished copy, or a new name",
             hint=next_step(left),
         )
 

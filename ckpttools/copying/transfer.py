@@ -175,7 +175,7 @@ class _TransferState:
         with (self.work.content / piece.name).open() as written:
             return digest_of(piece, written.read_into, buffer.data) == digest
 
-    # -- threads
+    # Methods that start threads.
 
     def _work(self, pieces: Sequence[FileRange], act: _Act) -> None:
         todo = iter(pieces)
@@ -200,7 +200,7 @@ class _TransferState:
 
         return self.threads.thread(work)
 
-    # -- one piece
+    # Methods that copy one piece.
 
     def _trials(self) -> LinkTrials | None:
         """Return the test for copies within the store; None if the store cannot copy."""
@@ -287,7 +287,7 @@ class _TransferState:
             evidence = self.part.stamps[piece.name].evidence
             self.threads.note([[piece.number, digest, evidence, list(bindings), self.run]])
 
-    # -- once more
+    # Methods that read the data back.
 
     def _verify_all(self, pieces: Sequence[FileRange]) -> int:
         """Read the written data back, check that it is equal, and return the number of bytes."""
@@ -304,7 +304,7 @@ class _TransferState:
             if digest_of(piece, written.read_into, view) != digest:
                 raise WrittenWrongError(
                     f"{location} differs from what was written",
-                    got=f"other bytes between byte {piece.start} and byte {piece.stop}",
+                    got=f"different bytes between byte {piece.start} and byte {piece.stop}",
                     hint=f"the disk, the network or the store has changed them: {retry_term()}",
                 )
 

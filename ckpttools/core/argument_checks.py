@@ -50,7 +50,7 @@ _TYPE_NAMES: Mapping[Any, str] = {
 _NUMBER_TYPES: Mapping[Any, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (int, float)}
 
 
-# Methods of protocols that are checked; others are inherited from `object`.
+# Methods of protocols that are checked. Other methods are inherited from `object`.
 _SPECIAL_MEMBERS = ("__call__", "__index__")
 _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.VAR_POSITIONAL)
 # Fields and arguments of functions without declared options. They must be at least 1, since 0 would look like

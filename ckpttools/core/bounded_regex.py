@@ -82,7 +82,7 @@ def _time_limit(seconds: float) -> Iterator[None]:
     """Raise _TimeoutError if the block takes longer; restore an existing timer afterwards."""
     try:
         handler = signal.signal(signal.SIGALRM, _raise_timeout)
-    except ValueError:  # only the main thread may set signal handlers
+    except ValueError:  # Only the main thread may set signal handlers.
         yield
         return
     before = 0.0, 0.0

@@ -64,7 +64,7 @@ def extra_resident(nbytes: int) -> Iterator[None]:
 def limit_memory(memory: int) -> Iterator[None]:
     """Limit the memory of all checkpoints that are opened inside the `with`, together.
 
-    A surrounding limit takes precedence, since it belongs to the whole command.
+    A surrounding limit takes precedence, because it belongs to the complete command.
     """
     if _BUDGET.get() is not None:
         yield
@@ -119,7 +119,7 @@ def check_resident(location: object) -> None:
 def memory_error(message: str, memory: int, needed: int, location: object = None) -> MemoryBudgetError:
     """Return the error for a memory limit that is too small; `needed` bytes would be enough."""
     least = f"{-(-needed >> 20)}MiB"
-    # A number without a unit; 1000000 is 1MB.
+    # Such a small number probably lacks its unit; 1000000 is 1MB.
     is_bare = memory << 20 >= needed and memory < 1 << 16
     meant = f"; did you mean {option('memory', f'{memory}MiB')}" if is_bare else ""
     return MemoryBudgetError(

@@ -1,7 +1,7 @@
-"""Details for people who debug: what is opened, requested, decided and repeated.
+"""Details for debugging: what is opened, requested, decided and repeated.
 
-They go to the logger `ckpttools` of the standard library, at level DEBUG. This module does not import
-`logging`: a program that listens has imported it.
+Details go to the standard library's logger `ckpttools`, at level DEBUG. This module does not import
+`logging`: a program that listens has already imported it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ def log_detail(text: str, *values: object) -> None:
     """Log a detail.
 
     Args:
-        text: With a `%s` for each value.
-        values: Formatted only if a program listens.
+        text: Text with a `%s` for each value.
+        values: Values, which are formatted only if a program listens.
     """
     logging = sys.modules.get("logging")
     if logging is not None:

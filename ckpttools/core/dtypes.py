@@ -222,7 +222,7 @@ _LETTERS = {"bool": "b", "int": "i", "uint": "u", "float": "f", "complex": "c"}
 _BY_SAFETENSORS = {dtype.safetensors: dtype for dtype in _TABLE if dtype.safetensors}
 _BY_ZARR3 = {dtype.zarr3: dtype for dtype in _TABLE if dtype.zarr3}
 _BY_ZARR2 = {dtype.zarr2[1:]: dtype for dtype in _TABLE if dtype.zarr2 and dtype.zarr2[0] in "<|"}
-# Names of PyTorch, vLLM and safetensors; `fp8` is E4M3 in vLLM.
+# Names in PyTorch, vLLM and safetensors; `fp8` is E4M3 in vLLM.
 _SHORT = {
     "bf16": "bfloat16",
     "half": "float16",

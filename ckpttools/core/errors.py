@@ -170,7 +170,7 @@ class FormatError(CheckpointError):
 
 
 class SeveralCheckpointsError(FormatError):
-    """A directory of several checkpoints or runs was given where one is expected.
+    """A directory of several checkpoints or runs was given, but a single one is expected.
 
     Attributes:
         suggested: Path of the checkpoint that a hint may suggest.
@@ -224,7 +224,7 @@ class ShapeError(CheckpointError):
 
 
 class CoverageError(CheckpointError):
-    """Missing arrays, unexpected arrays or arrays of the wrong shape; lists all of them."""
+    """Arrays are missing, unexpected or of the wrong shape. The message lists all of them."""
 
 
 class MemoryBudgetError(CheckpointError):

@@ -30,7 +30,7 @@ Panel: TypeAlias = Literal[
     "Global options",
 ]
 PANELS: tuple[Panel, ...] = get_args(Panel)
-"""Headings for options, in the order of the help."""
+"""Headings of options, in the order of the help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Option:
             command, or paths.
         panel: Heading of the option in the help of a command.
         is_shared: Whether many commands have the option, so that one page describes it for all of them.
-        env: Whether the environment variable CKPT_NAME gives the command a value.
+        env: Whether the environment variable CKPT_NAME sets the command's value.
     """
 
     name: str

@@ -6,7 +6,7 @@ import os
 import sys
 from contextlib import suppress
 
-# Not typing.TYPE_CHECKING: fewer imports let the process handle signals sooner.
+# typing.TYPE_CHECKING is not used, because fewer imports let the process handle signals sooner.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def end_process(code: int) -> NoReturn:
     """Flush stdout and stderr, then end the process without freeing objects."""
     for stream in (sys.stdout, sys.stderr):
-        # Either stream may be closed, or a broken pipe.
+        # Either stream may be closed or a broken pipe.
         with suppress(OSError, ValueError, AttributeError):
             stream.flush()
     os._exit(code)

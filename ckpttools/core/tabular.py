@@ -12,7 +12,7 @@ from ckpttools.core.text import printable
 from ckpttools.core.units import format_disk
 
 MAX_ROWS = 200
-"""Rows of a report that a notebook shows."""
+"""Maximum number of rows that a notebook shows."""
 
 
 class Tabular:
@@ -31,7 +31,7 @@ class Tabular:
         Fields of nested dataclasses are columns such as "statistics.max".
 
         Raises:
-            MissingPackageError: pandas is not installed.
+            MissingPackageError: Pandas is not installed.
         """
         from ckpttools.core.extras import require_package
 
@@ -46,14 +46,14 @@ class Tabular:
     def _repr_html_(self) -> str:
         rows = self._rows()
         shown = [dict(_cells(row)) for row in rows[:MAX_ROWS]]
-        # A row with a nested dataclass has columns that another lacks.
+        # A row with a nested dataclass has columns that other rows lack.
         columns = [name for name in {name: None for row in shown for name in row} if _is_shown(name, shown)]
         head = repr(self).partition("\n")[0].strip("<>:")
         return _table_html(head, columns, [[row.get(name) for name in columns] for row in shown], len(rows))
 
 
 def _cells(row: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the fields of a row; those of nested dataclasses have dotted names."""
+    """Yield the fields of a row. Fields of nested dataclasses have dotted names."""
     for field in fields(row):
         value = getattr(row, field.name)
         if is_dataclass(value) and not hasattr(value, "_repr_html_"):
@@ -63,7 +63,7 @@ def _cells(row: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _is_shown(column: str, rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether a column has any value."""
+    """Return whether a column has any values."""
     return any(row.get(column) not in (None, (), {}) for row in rows)
 
 
@@ -74,7 +74,7 @@ def _table_html(head: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]
         head: Text above the table.
         columns: Headings.
         rows: Cells of the rows to show.
-        total: Number of all rows, including those not shown.
+        total: Number of all rows, including hidden ones.
     """
     align = 'style="text-align:left;vertical-align:top"'
     headings = "".join(f"<th {align}>{text_html(name.rpartition('.')[2])}</th>" for name in columns)

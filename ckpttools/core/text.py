@@ -151,7 +151,7 @@ def _escape(character: str) -> str:
     code = ord(character)
     if 0xDC80 <= code <= 0xDCFF:
         return f"\\x{code - 0xDC00:02x}"
-    # Not `\x80`, which stands for an undecodable byte.
+    # `\x80` is not used, because it stands for an undecodable byte.
     return f"\\u{code:04x}" if 0x80 <= code <= 0xFF else character.encode("unicode_escape").decode()
 
 

@@ -22,7 +22,7 @@ from ckpttools.formats.zarr import zarr2, zarr3
 from ckpttools.formats.zarr.chunks import ChunkTable
 
 _UNREAD = "the arrays in it cannot be read"
-_COPY = "copy the checkpoint again, whole: cp -a SRC DST"
+_COPY = "copy the complete checkpoint again: cp -a SRC DST"
 _FETCH = f"{_COPY}; it was deleted or not copied"
 _PULL = "run `git lfs pull` in that repository, or download the files with `hf download`"
 
@@ -70,7 +70,7 @@ def _chunks(item: ListedItem, database: Entries, table: ChunkTable) -> Iterator[
         grid = f"{list(array.grid)} of chunks {list(array.chunk)} for shape {list(array.shape)}"
         count = plural_with_verb(len(table.strays), "chunk")
         what = f"outside the grid {grid} {count}, such as {table.strays[0]}"
-        yield Finding(ERROR, location, what, "the metadata is another array's", _COPY)
+        yield Finding(ERROR, location, what, "the metadata belongs to another array", _COPY)
     faults: dict[str, list[Shape]] = defaultdict(list)
     for bad in bad_chunks(table, database):
         faults[bad.fault].append(bad.index)
@@ -138,7 +138,7 @@ def _lost(item: ListedItem, names: Sequence[str], *, everything: bool) -> Findin
             why += "; their chunks exist"
             do = "copy the checkpoint again with the files whose names start with a dot: cp -a SRC DST"
     elif everything:
-        why += ": the index is of another checkpoint"
+        why += ": the index belongs to another checkpoint"
     return Finding(ERROR, str(item.path), what, why, do)
 
 

@@ -18,12 +18,15 @@ from ckpttools.formats.orbax.ocdbt import Entry, Extent, length_of
 from ckpttools.formats.zarr.chunks import ChunkTable
 
 _WRONG_LENGTH = "have the wrong length"
-_CUT = "are cut, or are something else: their headers and lengths do not agree"
+_CUT = "are truncated or have other content: their headers and lengths do not agree"
 _DENIED = "may not be read"
 POINTER = "are Git LFS pointers, not the data"
 _POINTER = b"version https://git-lfs.github.com/spec/"
 _LONGEST_POINTER = 1024
-_SHARD = "are cut, or are something else: no index, one that names more than there is, or pieces that are cut"
+_SHARD = (
+    "are truncated or have other content: the index is missing or names more than exists, or pieces are "
+    "truncated"
+)
 
 
 @dataclass(frozen=True, slots=True)

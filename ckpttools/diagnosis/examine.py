@@ -64,7 +64,7 @@ class Diagnosis(Tabular):
         fixed: Changes made by the requested fixes.
         refused: Locations at which a requested fix was not applied.
         compared: Whether data was compared with the checksums in its files; None if there are no checksums.
-        values_read: Whether the values of all arrays were read; those of unfinished saves never are.
+        values_read: Whether the values of all arrays were read; values of unfinished saves are never read.
     """
 
     rows_field = "findings"
@@ -155,7 +155,7 @@ def examine(
             )
         raise foreign_error(path) or FormatError(
             f"{path} is not a checkpoint",
-            expected="a step, item or run of Orbax, weights, or a zarr v3 hierarchy, whole or damaged",
+            expected="a step, item or run of Orbax, weights, or a zarr v3 hierarchy, complete or damaged",
             hint=f"{action('families.formats')} lists the supported formats",
         )
     result = dict.fromkeys(finding for check in checks() for finding in _looked(check, inventory))
@@ -192,7 +192,7 @@ def _looked(check: Check, inventory: Inventory) -> Iterator[Finding]:
     except Exception as error:
         if is_store_failure(error, inventory.path) or isinstance(error, MemoryBudgetError):
             raise
-        what = f"the check {check.name!r} stopped: {type(error).__name__}: {error}"
+        what = f"the check {check.name!r} failed: {type(error).__name__}: {error}"
         why = "the files are damaged in an unexpected way; this check is incomplete"
         yield Finding(ERROR, str(inventory.path), what, why, "fetch the checkpoint again", check=check.name)
 
@@ -320,7 +320,7 @@ def _refuse_ill(location: str, result: Iterable[Finding]) -> None:
     for item in result:
         if item.level == ERROR and _is_at(item.location, location):
             raise FormatError(
-                "this cannot be marked as whole while there are errors in it",
+                "this cannot be marked as finished while it has errors",
                 location=item.location,
                 got=item.what,
                 hint="repair the errors first",

@@ -155,7 +155,7 @@ class SafetensorsFiles:
 
 @dataclass(frozen=True, slots=True)
 class ValueReading:
-    """How the values of all arrays are read.
+    """Settings for reading the values of all arrays.
 
     Attributes:
         memory: Maximum resident bytes.
@@ -168,7 +168,7 @@ class ValueReading:
     observe: Observe
 
     def observer(self, tree: Tree) -> Callable[[int], None]:
-        """Return the function that is called with the bytes of each piece of a tree."""
+        """Return the function to call with the bytes of each piece of a tree."""
         total, done = sum(array.nbytes for array in tree.arrays.values()), 0
         self.observe(0, total)
 
@@ -196,7 +196,7 @@ class Inventory:
         read: How to open the checkpoints.
         others: Locations of other formats, by format name.
         reading: Called with the bytes of data read so far and the total; None to read no data.
-        values: How values are read; None to read none.
+        values: How to read values; None to read no values.
     """
 
     path: Location
@@ -215,7 +215,7 @@ class Inventory:
     @property
     def checkpoints(self) -> Iterator[Location]:
         """The checkpoints that can be opened: finished items, weights, and other formats."""
-        # The check of unfinished steps reports uncommitted saves, which are not an error on some stores.
+        # The check of unfinished steps reports uncommitted saves, which are not errors in some stores.
         yield from (item.path for item in self.items if not item.is_unfinished)
         yield from (item.folder if item.is_whole else item.folder / item.files[0] for item in self.weights)
         yield from self.locations("zarr3")
@@ -433,7 +433,7 @@ def _has_weights(directory: Directory) -> bool:
 
 
 def _is_ours(name: str) -> bool:
-    # Hidden files belong to other programs: `._model.safetensors` to macOS.
+    # Hidden files belong to other programs, such as `._model.safetensors` to macOS.
     return name.endswith((SAFETENSORS, INDEX)) and not name.startswith(".")
 
 

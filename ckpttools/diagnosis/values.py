@@ -1,6 +1,6 @@
-"""Findings about the values of a tree: NaN, infinity, zeros, repeated layers and unsound scales.
+"""Find faults in the values of a tree: NaN, infinity, zeros, repeated layers and unsound scales.
 
-Every element is read once, and those of repeated layers a second time.
+Every element is read once, and elements of repeated layers are read a second time.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _STARTS_AT_ZERO = ("lora_b", "lora_up")
 
 
 def value_findings(tree: Tree, location: Location, reading: ValueReading) -> Iterator[Finding]:
-    """Read all values of a tree, and yield what is wrong with them.
+    """Read all values of a tree, and yield the faults.
 
     Raises:
-        CheckpointError: an array cannot be read, or the memory is too small.
+        CheckpointError: An array cannot be read, or the memory is too small.
     """
     view, damage = quantized_view(tree), None
     try:
         tree = view.plain_where_possible(is_read=True).tree
     except DamagedScalesError as error:
-        damage = error  # the stored scales are read instead, to name the elements
+        damage = error  # The stored scales are read instead, to name the elements.
     rows = {keystr(path): row for path, row in layer_rows(tree).items()}
     report = inspect_stats(
         tree, memory=reading.memory, jobs=reading.jobs, per_layer=True, observe=reading.observer(tree)
@@ -80,9 +80,9 @@ def _bad_counts(result: Statistics) -> str:
 def _matrices(
     report: StatsReport, rows: Mapping[str, LayerRow]
 ) -> Iterator[tuple[ArrayStats, int | None, Statistics]]:
-    """Yield the matrices among the parameters: array, layer and statistics, layer by layer where stacked.
+    """Yield the matrices among the parameters: array, layer and statistics, by layer for stacked arrays.
 
-    Biases and norms may be zero or equal in a sound model; matrices are not after training.
+    In a sound model, biases and norms may be zero or equal; after training, matrices may not.
     """
     for array in report.arrays:
         row = rows.get(array.path)
@@ -118,7 +118,7 @@ def _in_layers(numbers: Sequence[int | None]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _LayerMatrix:
-    """A matrix of one layer."""
+    """A matrix of a single layer."""
 
     layer: int
     array: LazyArray
@@ -131,7 +131,7 @@ def _repeated(
     location: Location,
     reading: ValueReading,
 ) -> Iterator[Finding]:
-    """Report layers that have the same matrices. Equal statistics select them, and their bits decide."""
+    """Report layers that have the same matrices. Layers with equal statistics are compared bit by bit."""
     arrays = {keystr(path): array for path, array in tree.arrays.items()}
     alike: dict[tuple[str, Statistics], list[_LayerMatrix]] = defaultdict(list)
     total: dict[int, int] = defaultdict(int)

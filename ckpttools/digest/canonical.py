@@ -153,23 +153,23 @@ class Selection:
                 location=location or None,
                 got=f"{len(named)} arrays",
                 expected=f"{'parameters' if self.parameters else 'names'} that match {self.pattern!r}",
-                hint=f"names are those that {action('hash')} prints",
+                hint=f"{action('hash')} prints the names",
             )
         return chosen
 
     def texts(self, tree: Tree) -> dict[str, str]:
-        """Return the selected leaves that are strings, by name; none if only parameters are selected.
+        """Return the selected string leaves by name; none if only parameters are selected.
 
         Raises:
-            FormatError: Two of them have one name.
+            FormatError: Two strings have the same name.
         """
         return {} if self.parameters else self._matching(texts_of(tree))
 
     def nodes(self, tree: Tree) -> LeafKinds | None:
-        """Return the selected empty nodes and kinds of arrays, if not only parameters are selected.
+        """Return the selected empty nodes and kinds of arrays; None if only parameters are selected.
 
         Raises:
-            FormatError: Two leaves have one name.
+            FormatError: Two leaves have the same name.
         """
         result = None if self.parameters else nodes_of(tree)
         return None if result is None else replace(result, kinds=self._matching(result.kinds))

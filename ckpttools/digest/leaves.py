@@ -63,7 +63,7 @@ def nodes_of(tree: Tree) -> LeafKinds | None:
     """Return the kinds of leaves that a manifest records; None if the tree's format has only arrays.
 
     Raises:
-        FormatError: Two leaves have one name.
+        FormatError: Two leaves have the same name.
     """
     if not _has_empties(tree):
         return None
@@ -83,7 +83,7 @@ def texts_of(tree: Tree) -> dict[str, str]:
     """Return the leaves of a tree that are strings, by name.
 
     Raises:
-        FormatError: Two of them have one name.
+        FormatError: Two strings have the same name.
     """
     inner = _inner_paths(tree)
     texts = ((path, leaf.value) for path, leaf in tree.items() if isinstance(leaf, Text))
@@ -104,7 +104,7 @@ def differing_leaves(
         is_conversion: Whether one side is a Hugging Face checkpoint and the other is MaxText's.
 
     Raises:
-        FormatError: Two leaves of a checkpoint have one path.
+        FormatError: Two leaves of a checkpoint have the same path.
     """
     if parameters:
         return ()
@@ -131,7 +131,7 @@ def differing_leaves(
 
 
 def _inner_paths(tree: Tree) -> dict[Path, Path]:
-    """Map paths of a tree to those without the wrapping of its flavor, under which arrays are compared."""
+    """Map the paths of a tree to those under which arrays are compared, without the flavor's wrapping."""
     return {home: inner for inner, home in view_of(tree).homes.items()}
 
 
@@ -148,12 +148,12 @@ def _by_name(leaves: Iterable[tuple[Path, str]]) -> dict[str, str]:
 def _with_joints_of(
     leaves: Mapping[Path, _LeafKind], others: Mapping[Path, _LeafKind]
 ) -> dict[Path, _LeafKind]:
-    """Give leaves the paths of others that differ only in where keys are joined."""
+    """Give leaves the paths of others that differ only in the separators of keys."""
     only = leaves.keys() - others.keys()
     known = {dotted(path): path for path in others if path not in leaves} if only else {}
     result: dict[Path, _LeafKind] = {}
     for path, kind in leaves.items():
-        # Several paths may have one dotted name.
+        # Several paths may have the same dotted name.
         other = known.pop(dotted(path), path) if path in only else path
         result[other] = kind
     return result
@@ -184,7 +184,7 @@ def _has_state(tree: Tree) -> bool:
 
 
 def _kinds(tree: Tree, without: Collection[Path] = ()) -> dict[Path, _LeafKind]:
-    """Return the kinds of leaves by the paths under which they are compared."""
+    """Return the kinds of leaves, by the paths under which they are compared."""
     scalars, keys, inner = tree.metadata.scalars, tree.metadata.key_impls, _inner_paths(tree)
     result: dict[Path, _LeafKind] = {}
     for path, leaf in tree.items():

@@ -44,7 +44,7 @@ class Manifest:
         names: One of `NAMES`.
         texts: Texts by name; None in manifests of earlier releases, which do not record them.
         nodes: Empty nodes and kinds of arrays; None if they are not recorded: in manifests of earlier
-            releases, of parameters alone, or with MaxText's names.
+            releases, of parameters only, or with MaxText's names.
     """
 
     algorithm: str
@@ -222,7 +222,7 @@ def _checked(document: Mapping[str, Any], path: Location) -> Manifest:
             raise ValueError(f"{strange} is not in the declared selection")
         for key, built in (("digest", manifest.digest), ("parameters", manifest.parameters)):
             if document[key] != built:
-                raise ValueError(f"{key} {document[key]} where the arrays' digests make {built}")
+                raise ValueError(f"{key} {document[key]}, but the digests of the arrays give {built}")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         got = f"no {error}" if isinstance(error, KeyError) else error
         raise FormatError(
@@ -254,7 +254,9 @@ def _digest(name: str, each: Mapping[str, Any], algorithm: str) -> Digest:
     shape = tuple(_typed(length, int) for length in each["shape"])
     built = Digest.of(algorithm, _typed(each["dtype"], str), shape, bytes.fromhex(each["blocks"]))
     if built.digest != each["digest"]:
-        raise ValueError(f"{name}: digest {each['digest']} where its blocks' digests make {built.digest}")
+        raise ValueError(
+            f"{name}: digest {each['digest']}, but the digests of its blocks give {built.digest}"
+        )
     if built.dtype in DTYPES:
         nbytes = prod(shape) * DTYPES[built.dtype].itemsize
         expected = block_count(nbytes) * 2 * len(algorithm_named(algorithm)(b""))

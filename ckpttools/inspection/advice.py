@@ -1,4 +1,4 @@
-"""Advice on how a checkpoint is stored. Each rule looks at a report independently.
+"""Advice on how a checkpoint is stored. Each rule examines a report independently.
 
 The figures are from Orbax restoring a 512 MiB array [2048, 16, 8192] of bfloat16 onto 8 devices, and from
 reading chunks of each encoding through tensorstore, on two cores with files in the page cache.
@@ -61,8 +61,8 @@ def _for_mesh(loading: LoadCost | None) -> str:
 def _missing(report: ChunksReport) -> Iterator[Advice]:
     result = [array for array in report.arrays if array.missing_chunks]
     text = (
-        "they read as the fill value where the metadata allows that, and are an error elsewhere; "
-        "one host's share of a local checkpoint has only its own chunks"
+        "they are read as the fill value if the metadata allows it, and are an error otherwise; one "
+        "host's share of a local checkpoint has only its own chunks"
     )
     yield from _about("missing chunks", result, text, call("doctor", report.path))
 
@@ -72,13 +72,13 @@ def _lost(report: ChunksReport) -> Iterator[Advice]:
     if result:
         first, more = result[0], f" and {len(result) - 1} more" if len(result) > 1 else ""
         state = "does not exist" if first.kind == "missing" else f"has only {first.nbytes:,} bytes"
-        text = f"{first.name}{more} {state}, and the index looks for data behind that: the copy is not whole"
+        text = f"{first.name}{more} {state}, and the index refers to data beyond that: the copy is incomplete"
         yield Advice("missing data", (), text, call("doctor", report.path))
 
 
 def _unmerged(report: ChunksReport) -> Iterator[Advice]:
     if any("/" in name for name in report.indexes):
-        text = "the processes of the save each left an index and none for all, so Orbax cannot read it"
+        text = "each process of the save left an index, but there is no merged one, so Orbax cannot read it"
         yield Advice("unmerged index", (), text, call("doctor", report.path, fix="merge"))
 
 
@@ -109,7 +109,7 @@ def _over_read(report: ChunksReport) -> Iterator[Advice]:
 
 def _uneven(report: ChunksReport) -> Iterator[Advice]:
     result = [array for array in report.arrays if array.reads and array.reads.uneven]
-    text = "an axis of these cannot be cut into equal shards, as JAX demands, so every device gets all of it"
+    text = "an axis of these cannot be divided into equal shards, as JAX requires, so devices get all of it"
     yield from _about("does not divide", result, text, None)
 
 
@@ -129,7 +129,7 @@ def _short_runs(report: ChunksReport) -> Iterator[Advice]:
         and array.reads.needed // array.reads.reads < 16 * 1024
         and array.reads.needed >= _MIB
     ]
-    text = "shards of these are many short runs of bytes; sharded on the first axis each would be one"
+    text = "shards of these are many short runs of bytes; sharded on the first axis, each would be one"
     yield from _about("short runs", result, text, None)
 
 
@@ -166,7 +166,7 @@ def _transposed(report: ChunksReport) -> Iterator[Advice]:
 def _many_files(report: ChunksReport) -> Iterator[Advice]:
     files = [file for file in report.files if file.kind == "data"]
     if len(files) >= _MANY_FILES and not report.indexes:
-        text = f"every chunk is a file, {len(files):,} of them; with an OCDBT index they would be a few"
+        text = f"every chunk is a file, {len(files):,} of them; with an OCDBT index, there would be a few"
         yield Advice("many files", (), text, call("convert", "SRC", "DST", format="orbax", ocdbt=True))
 
 

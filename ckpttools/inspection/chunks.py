@@ -44,7 +44,7 @@ class ArrayChunks:
         path, shape, dtype: Path, shape and dtype of the array.
         nbytes: Size in memory, in bytes.
         stored_nbytes: Size on disk, in bytes.
-        ratio: Nbytes / stored_nbytes; None if nothing is stored.
+        ratio: `nbytes / stored_nbytes`; None if nothing is stored.
         chunk_shape: Shape of a chunk; the array's shape if it is not divided.
         piece_shape: Shape of the smallest part that can be fetched: a chunk, or an inner chunk of a shard;
             None if any range can be fetched.

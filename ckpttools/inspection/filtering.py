@@ -32,7 +32,7 @@ def filtered(
         raise UsageError(
             "no array has a path that matches",
             got=pattern,
-            expected=f"a pattern of whole paths, such as {name(every[0])}",
-            hint=f"put a * before and behind a part of a name; {action('inspect.names', 'PATH')} shows all",
+            expected=f"a pattern of full paths, such as {name(every[0])}",
+            hint=f"put a * before and after a part of a name; {action('inspect.names', 'PATH')} shows all",
         )
     return result

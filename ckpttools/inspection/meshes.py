@@ -133,4 +133,4 @@ def _check(spec: PartitionSpec, mesh: MeshShape) -> None:
         axes = ", ".join(mesh.axes)
         raise UsageError(f"the mesh has no axis {unknown[0]!r}", got=spec.text, expected=f"one of {axes}")
     if len(set(used)) != len(used):
-        raise UsageError("a mesh axis can cut only one axis of an array", got=spec.text)
+        raise UsageError("a mesh axis can shard only one axis of an array", got=spec.text)

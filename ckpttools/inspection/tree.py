@@ -354,7 +354,7 @@ def _giant_chunks(tree: Tree) -> Iterator[TreeWarning]:
         largest = max(result, key=lambda path: result[path].nbytes)
         are = "1 array is one chunk" if len(result) == 1 else f"{len(result):,} arrays are one chunk each"
         size = f"{result[largest].nbytes / 1e9:.1f} GB"
-        text = f"{are}, {keystr(largest)} {size}: who loads a part of it reads all of it"
+        text = f"{are}, {keystr(largest)} {size}: loading a part of it reads all of it"
         yield TreeWarning("giant-chunk", text, tuple(map(keystr, result)))
 
 

@@ -36,7 +36,7 @@ _WORTH_MORE_MEMORY = 1.25
 # Memory per item in addition to its arrays. Hashing or comparing small arrays took 1.7 KiB per array in
 # total.
 _BYTES_PER_ITEM = 1024
-# Pieces that wait for earlier ones, with their results.
+# Memory of pieces that wait for earlier ones, with their results.
 BATCH_PIECES, BATCHES_AHEAD = 256, 4
 _BYTES_PER_PIECE = 1024
 _WAITING_BYTES = BATCHES_AHEAD * BATCH_PIECES * _BYTES_PER_PIECE

@@ -32,7 +32,7 @@ _SMALLEST_TASK = 1 << 20
 # Number of task sizes, each half the previous one, that are tried before fewer workers. Smaller tasks cut
 # matrices of large models into pieces that are not contiguous.
 _GOOD_SIZES = 3
-# This many workers keep a network busy, each with several concurrent reads.
+# Number of workers that keep a network busy, each with several concurrent reads.
 _FEWEST_FROM_FAR = 4
 # With fewer tasks per worker, the last task may leave the other workers idle most of the time.
 _TASKS_PER_WORKER = 4

@@ -46,7 +46,7 @@ from ckpttools.stores.publishing import PLAN_KINDS
 from ckpttools.stores.registry import parse
 from ckpttools.stores.shares import describe_this_process
 
-# Arrays named in a message.
+# Maximum number of arrays named in a message.
 _MAX_NAMES = 4
 KIND = f"{PLAN_KINDS}5"
 
@@ -64,7 +64,7 @@ class Header:
         plan: Fingerprint of the plan.
         overwrite: Whether the contents of the destination may be replaced.
         memory: Maximum resident bytes of a process.
-        requests: Concurrent reads; None to choose them.
+        requests: Concurrent reads; None to choose the number automatically.
         nbytes: Bytes that will certainly be written.
         arrays, tasks, bytes_in, bytes_out: Totals of the full plan.
         buffer_bytes, scratch_bytes: Memory of each worker.

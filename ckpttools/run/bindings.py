@@ -117,7 +117,7 @@ def new_run_id() -> str:
     return secrets.token_hex(6)
 
 
-# -- while bytes are written
+# Classes that record bindings while bytes are written.
 
 
 @dataclass(slots=True)
@@ -209,7 +209,7 @@ class BindingSink:
         )
 
 
-# -- when work is resumed
+# Functions that check bindings when work is resumed.
 
 
 def drop_voided_records(records: Iterable[Record]) -> list[Record]:
@@ -261,7 +261,7 @@ def select_sound_records(
     records = drop_voided_records(work.records)
     if work.content.store.streams is not None:
         return records, False  # An object is either complete or does not exist.
-    # Records of versions that wrote no bindings never count.
+    # Records without bindings, from earlier versions, never count.
     bound = [parsed for record in records if (parsed := _BoundRecord.parse(record)) is not None]
     if isinstance(work, SupportsChangedFiles):
         changed = set(work.changed_files())
@@ -317,7 +317,7 @@ def _find_lost_records(
 
 
 def _is_held(text: str, file: File, identity: str, *, is_sampled: bool) -> bool:
-    """Whether a file holds the bytes that a binding promises."""
+    """Return whether a file has the bytes that a binding promises."""
     try:
         binding = FileBinding.from_text(text)
     except ValueError:

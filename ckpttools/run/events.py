@@ -92,8 +92,8 @@ class Receipt:
         errors: Quantization error of each quantized array, largest first.
         traffic: Network requests after planning, by address such as "gs://".
         published: The published repository on the hub; None for other destinations.
-        notes: The plan's notes: changed values, dropped arrays and remarks.
-        next: Commands and settings that load the checkpoint; empty unless the command line looked.
+        notes: Notes of the plan: changed values, dropped arrays and remarks.
+        next: Commands and settings that load the checkpoint; empty unless the command line requests them.
     """
 
     destination: Location

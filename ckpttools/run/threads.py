@@ -108,7 +108,7 @@ def start_threads(make: Callable[[], WorkerThread], limit: int, started: list[Wo
 
 def is_ending(error: MemoryBudgetError) -> bool:
     """Return whether a thread failed to start because the interpreter is shutting down."""
-    # Python 3.12 and later: "can't create new thread at interpreter shutdown".
+    # In Python 3.12 and later, the message is "can't create new thread at interpreter shutdown".
     return isinstance(error.__cause__, RuntimeError) and "shutdown" in str(error.__cause__)
 
 

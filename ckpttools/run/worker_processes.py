@@ -195,6 +195,6 @@ def _keep_memory() -> None:
     values.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:  # glibc
+    if mallopt is not None:  # Only glibc has mallopt.
         mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
         mallopt(_M_TRIM_THRESHOLD, 2 * _KEPT_BYTES)

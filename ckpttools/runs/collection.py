@@ -24,8 +24,8 @@ class MemberListing:
         nbytes: Bytes of all files, counting each file once.
         modified: Time of the last change of a file, in seconds since 1970; None if the store does not report
             it.
-        state: "complete", "unfinished", "damaged" or "interrupted"; "unreadable" if it cannot be examined. A
-            run has the state of its latest step, unless an earlier one is complete.
+        state: "complete", "unfinished", "damaged" or "interrupted"; "unreadable" if it cannot be examined.
+            The state of a run is that of its latest step, unless an earlier step is complete.
         reason: Why the member is not complete; None if it is complete, or if the state needs no explanation.
     """
 

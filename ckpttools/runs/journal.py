@@ -128,7 +128,7 @@ def begun(run: Location) -> PruneJournal | None:
             "the journal of a prune cannot be read",
             location=location,
             got=str(error),
-            hint=f"look into {at_work(run)}: steps in its directory removed are whole, and can be moved back",
+            hint=f"inspect {at_work(run)}: steps in its directory removed are complete and can be moved back",
         ) from error
 
 

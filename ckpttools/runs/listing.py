@@ -209,8 +209,8 @@ def no_run_error(detected: Detected, path: Location) -> FormatError:
     """
     if hosts := detected.hosts:
         return FormatError(
-            f"{path} holds what {plural(len(hosts), 'host')} of a job kept, each a part of its steps",
-            hint=f"{action('list_saves', str(path))} says which steps are there",
+            f"{path} holds the parts that {plural(len(hosts), 'host')} of a job saved",
+            hint=f"{action('list_saves', str(path))} lists the steps",
         )
     if detected.is_empty:
         return empty_error(path)
@@ -218,7 +218,7 @@ def no_run_error(detected: Detected, path: Location) -> FormatError:
         return not_opened(replace(detected, location=path))
     return FormatError(
         f"{path} is not a run with steps",
-        expected="a directory with steps of Orbax or of a trainer in it, or in its directory checkpoints",
+        expected="a directory with steps of Orbax or of a trainer, in it or in its subdirectory checkpoints",
         hint=f"{action('summary', str(path))} identifies it",
     )
 
@@ -352,11 +352,11 @@ def _resume_obstacle(latest: Step, item: str | None, steps: Sequence[StepListing
         return f"which lacks {plural(listed.missing_chunks, 'chunk')} here{others if is_part else ''}"
     states = [entry.name for entry in listed.items if entry.is_state]
     if states and item not in (None, *states):
-        return f"whose optimizer state is in {sample_names(states)}: MaxText restores {item} alone"
+        return f"whose optimizer state is in {sample_names(states)}: MaxText restores only {item}"
     if not states:
         loaded = ": MaxText loads it with load_parameters_path"
         is_maxtext = any(entry.kind.startswith(_MAXTEXT) for entry in listed.items)
-        return f"which holds no state of an optimizer{loaded * is_maxtext}"
+        return f"which has no optimizer state{loaded * is_maxtext}"
     return ""
 
 

@@ -46,7 +46,7 @@ class Best:
         count, _, mode = rest.partition(":")
         if not (name and count.isascii() and count.isdigit() and int(count) and mode in ("", "min", "max")):
             raise UsageError(
-                f"{text!r} names no metric and how many of the best steps by it",
+                f"{text!r} does not consist of a metric and a number of steps",
                 expected="METRIC:K, METRIC:K:min or METRIC:K:max, such as loss:3",
             )
         parts = set(name.lower().replace("/", "_").replace("-", "_").split("_"))
@@ -134,4 +134,4 @@ def _best(rule: Best, steps: Mapping[int, Metrics | None]) -> dict[int, str]:
         number: f"{rule.metric} {known[number]:.6g}, one of the best {rule.count}"
         for number in ranked[-rule.count :]
     }
-    return result | {number: f"{rule.metric} is not known of it" for number in steps if number not in known}
+    return result | {number: f"{rule.metric} is unknown" for number in steps if number not in known}

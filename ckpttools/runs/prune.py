@@ -134,7 +134,7 @@ def decided(run: OrbaxRun, keep: Keep, strip_older: bool) -> PruneDecision:
 def _no_whole_step(listing: RunListing, run: Location) -> FormatError:
     """Return the error for a run without a complete step."""
     return FormatError(
-        "no step of this run is finished and whole, so none is deleted",
+        "no step of this run is finished and complete, so none is deleted",
         location=run,
         got=sample_names([f"{item.name}: {_incomplete_reason(item)}" for item in listing.steps]) or "no step",
     )

@@ -51,7 +51,7 @@ class Removal:
         left = [*(self._rename_steps() if self._renames else self._remove_commit_files())]
         self._check_stripped()
         deleted: set[str] = set()
-        # Each step is checked right before its deletion, as the deletion of others may take hours.
+        # Each step is checked right before its deletion, because deleting the others may take hours.
         for name in chain(self._partly_deleted(), self._deletable_steps()):
             self._delete(name)
             deleted.add(name)
@@ -75,15 +75,15 @@ class Removal:
         deleting = self._names(_DELETING)
         gone = [name for name in self.journal.delete if not (self.run / name).is_dir() or name in deleting]
         lost = (
-            *(f"{name}: all or a part of it was deleted already" for name in gone),
-            *(f"{name}: its optimizer was deleted already" for name in self._replaced_by_stripped()),
+            *(f"{name}: it was already deleted, completely or in part" for name in gone),
+            *(f"{name}: its optimizer was already deleted" for name in self._replaced_by_stripped()),
         )
         for name in self._partly_deleted():
             self._delete(name)
         self._clean_up()
         return lost
 
-    # -- current state
+    # Current state of the run.
 
     @property
     def _renames(self) -> bool:
@@ -138,9 +138,9 @@ class Removal:
                 lost.append(f"{name}: {why}")
         if lost:
             raise FormatError(
-                "steps that were to be kept are not whole any more, so no others are deleted" + listing(lost),
+                "steps to keep are no longer complete, so no others are deleted" + listing(lost),
                 location=self.run,
-                hint="look at the run again; after an interrupted prune, restore intact steps with "
+                hint="inspect the run again; after an interrupted prune, restore intact steps with "
                 f"{option('undo', True)}",
             )
 
@@ -151,10 +151,10 @@ class Removal:
                 raise FormatError(
                     f"step {name} without its optimizer no longer exists",
                     location=self.run / name,
-                    hint=f"put the whole one back with {option('undo', True)}",
+                    hint=f"restore the complete step with {option('undo', True)}",
                 )
 
-    # -- on a disk
+    # Methods for runs on a disk.
 
     def _rename_steps(self) -> Iterator[str]:
         """Rename steps for deletion, and yield the new names.
@@ -184,13 +184,13 @@ class Removal:
                 step.rename(at_work(self.run, _STRIPPED, name))
             if step.is_dir():
                 raise StorageError(
-                    f"step {name} cannot be put back: another one has its name",
+                    f"step {name} cannot be restored: another step has its name",
                     location=removed,
                     hint="move one of them away",
                 )
             removed.rename(step)
 
-    # -- in a bucket
+    # Methods for runs in a bucket.
 
     def _remove_commit_files(self) -> Iterator[str]:
         """Delete the commit files of steps, so that they do not count as finished."""
@@ -218,7 +218,7 @@ class Removal:
             if name not in deleting and self._is_planned(name) and name in self.journal.commits:
                 (self.run / name / COMMIT_FILE).put(self.journal.commits[name].encode())
 
-    # -- both
+    # Methods for both.
 
     def _delete(self, name: str) -> None:
         store, going = removing(self.run), at_work(self.run, _DELETING, name)
@@ -238,7 +238,7 @@ class Removal:
 
 
 def _saved_again(name: str) -> str:
-    return f"{name}: it was written again meanwhile"
+    return f"{name}: it was saved again in the meantime"
 
 
 def check_can_rename(run: Location, names: Iterable[str]) -> None:

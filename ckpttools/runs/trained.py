@@ -41,7 +41,7 @@ def find_trainer_run(location: Location) -> RunListing | None:
     known = {step.step: step for step in steps}
     hindered = ""
     if latest is not None and latest not in known:
-        hindered = "which is not here"
+        hindered = "which does not exist here"
     elif latest is not None and known[latest].unfinished is not None:
         hindered = "which cannot be read"
     return RunListing(

@@ -14,7 +14,7 @@ from ckpttools.core.region import Region, Shape, grid_index
 from ckpttools.sharding.fetch_plan import FetchPlan, Homes, Way, choose_way, sample_processes
 from ckpttools.sharding.mesh import MeshShape, Spec, shard_counts, shard_shape
 
-# The default of `ckpttools.load`.
+# This is also the default of `ckpttools.load`.
 MAX_OVER_READ = 1.5
 
 
@@ -27,7 +27,7 @@ class ProcessLoading:
         devices: Number of devices of each process.
         needed: Stored bytes that the devices of a process need, counting each part once.
         fetched: Bytes read if each process reads what its devices need.
-        over_read: Fetched / needed.
+        over_read: `fetched / needed`.
         max_over_read: Over-read of an array above which processes exchange what they have read.
         exchanged: Number of arrays that processes exchange.
         fetched_exchanging: Bytes that a process reads if arrays are exchanged.

@@ -212,7 +212,7 @@ def _warn_lost_values(lost: Mapping[str, Mapping[str, float]]) -> None:
         for name, counts in lost.items()
     ]
     if lines:
-        text = f"values that the new dtype cannot hold:{listing(lines)}"
+        text = f"values that the new dtype cannot represent:{listing(lines)}"
         warnings.warn(text, LostValuesWarning, stacklevel=2)
 
 

@@ -111,7 +111,7 @@ def _smallest_factor(number: int) -> int:
 Spec = tuple[tuple[str, ...], ...]
 """A partition spec.
 
-Axes of the array beyond the last entry are not sharded, as in `jax.sharding.PartitionSpec`.
+A partition spec. Axes of the array beyond the last entry are not sharded, as in `jax.sharding.PartitionSpec`.
 """
 
 _EXPECTED_SPEC = "such as P('fsdp', None) or P(('data', 'fsdp'))"

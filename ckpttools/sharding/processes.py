@@ -206,7 +206,7 @@ def _message(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-# Memory that joining a job adds to a process: 128 MiB with jax 0.10, 138 with 0.12.
+# Memory that joining a job adds to a process: 128 MiB with jax 0.10, and 138 MiB with 0.12.
 JOB_BYTES = 144 << 20
 # Timeout of one request. The request is repeated until it is answered, so that interruptions are noticed in
 # between. JAX's heartbeats detect a process that has died and end the others.
@@ -274,7 +274,7 @@ _FAILED_SECONDS = 10.0
 # Time for a process that has announced its end to print its error to stderr.
 _GRACE_SECONDS = 2.0
 _POLL_SECONDS = 0.1
-# Topics of statuses.
+# Topics for the statuses of processes.
 _READY, _AWAY = "ready to leave", "away"
 
 

@@ -105,7 +105,7 @@ class Rules:
         if pattern is not None:
             return next(spec for item, spec in self.arrays if item == pattern)
         result = _by_axes(self.axes, axes)
-        # Mesh axes of length one shard nothing; MaxText leaves them out as well.
+        # Mesh axes of length one shard nothing, so MaxText leaves them out as well.
         return tuple(tuple(name for name in entry if mesh.axes.get(name, 1) > 1) for entry in result)
 
     def applies(self, path: Path, axes: AxisNames) -> bool:

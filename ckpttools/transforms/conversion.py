@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # Number of bits of an int64 that a float64 cannot represent.
 _SURPLUS_BITS = 11
-# Elements rounded at a time: 1 MiB of float32.
+# Number of elements rounded at a time: 1 MiB of float32.
 _ROUNDED = 1 << 18
 
 
@@ -184,7 +184,7 @@ def _count_integer_losses(
         return {"saturated": beyond} if beyond else {}
     numbers = np.rint(_numbers(block, dtype))
     counts = {
-        # `limit` may not be a floating-point number itself, but this power of two is.
+        # `limit` may not be a floating-point number, but this power of two is.
         "saturated": _count((numbers < least) | (numbers >= limit + 1)),
         "underflowed": _count(numbers == 0, lambda: _numbers(block, dtype) != 0),
         "nan_lost": _count(np.isnan(numbers)),

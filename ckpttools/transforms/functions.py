@@ -163,7 +163,7 @@ def _load(file: FilePath) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None and spec.loader is not None  # The file name ends in .py.
+    assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     # Dataclasses look up their module while it is being executed.
     sys.modules[name] = module

@@ -155,7 +155,9 @@ def test_directory_called_0_next_to_an_adapter_is_ambiguous(tmp_path):
     ckpttools.adapter_to_maxtext(location, tmp_path / "lora", base=base)
     shutil.copytree(tmp_path / "lora" / "0", location / "0")
     told = run("adapter", "merge", base, location, tmp_path / "no", code=3)
-    assert "two adapters lie here" in told and "adapter_model.safetensors or" in " ".join(told.split())
+    assert "this directory has two adapters" in told and "adapter_model.safetensors or" in " ".join(
+        told.split()
+    )
     for name in ("adapter_model.safetensors", "0"):
         ckpttools.merge_adapter(base, tmp_path / f"of-{name}", adapter=location / name)
         assert_near(numbers(tmp_path / f"of-{name}"), numbers(tmp_path / "one"))
@@ -480,7 +482,7 @@ def test_wrong_adapter_inputs_are_explained(tmp_path, base):
     exchanged = run("adapter", "merge", PEFT / "plain", base, tmp_path / "out", "--json", code=3)
     assert f"`ckpt adapter merge BASE {PEFT / 'plain'} DST` merges it into one" in exchanged
     assert f"`ckpt {base}` identifies it" in run("adapter", "merge", base, base, tmp_path / "o", code=3)
-    assert "a MaxText checkpoint came from" in run(*merge, "--like", base, "--dry-run", code=2)
+    assert "the original model of a MaxText checkpoint" in run(*merge, "--like", base, "--dry-run", code=2)
     assert "unknown family 'lama'" in run(*merge, "--family", "lama", code=2)
     assert "DST is in ADAPTER" in run(*merge[:-1], PEFT / "plain" / "out", "--dry-run", code=2)
     ckpttools.merge_adapter(base, tmp_path / "out", adapter=PEFT / "plain")

@@ -187,7 +187,7 @@ def test_unambiguous_text_arguments_are_accepted(models):
         (lambda: ckpttools.stats(hf, sort="beauty"), "cannot sort by"),
         (lambda: ckpttools.diff(hf, hf, atol=float("nan")), "tolerance"),
         (lambda: ckpttools.hash(hf, names="mine"), "unknown kind of names"),
-        (lambda: ckpttools.chunks(hf, mesh="8"), "go together"),
+        (lambda: ckpttools.chunks(hf, mesh="8"), "requires a spec"),
         (lambda: ckpttools.inspect(ckpttools.open(hf), step=7), "step 7"),
         (lambda: ckpttools.inspect(hf, step=7), "step 7"),
     )

@@ -102,7 +102,7 @@ def test_shard_index_beyond_file_end_is_a_fault(tmp_path):
     location, chunk = item(tmp_path, TENSORSTORE["shards"])
     data = chunk.read_bytes()
     chunk.write_bytes(data[-36:])  # the index alone, which is sound
-    assert "names more than there is" in faults(location)[0]
+    assert "names more than exists" in faults(location)[0]
 
 
 ZARR2 = {name: entry for name, entry in (TENSORSTORE | SILENT).items() if name.startswith("zarr2")}

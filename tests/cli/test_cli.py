@@ -419,7 +419,7 @@ class TestErrors:
     def test_resume_refuses_complete_destination(self, llama: Path, converted: Path):
         text = self.converts(2, llama, converted, "--resume")
         assert text.startswith(
-            f"Error: there is nothing to resume: {converted} is there, and nothing is left"
+            f"Error: there is nothing to resume: {converted} exists, and there is no unfinished"
         )
         assert f"ckpt doctor {converted}" in text and ".partial" not in text
 

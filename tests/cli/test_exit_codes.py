@@ -363,7 +363,7 @@ class TestDestinations:
         with Path("/dev/full").open("w") as full:
             done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
         assert done.returncode == 4
-        assert done.stderr.startswith("Error: the disk that the output goes to is full\n  at       stdout\n")
+        assert done.stderr.startswith("Error: the disk of the output is full\n  at       stdout\n")
 
 
 class TestDemo:
@@ -377,5 +377,5 @@ class TestDemo:
     def test_demo_keeps_existing_files(self, location):
         (location.directory / "there" / "hf").mkdir(parents=True)
         result = ckpt("demo", location.directory / "there")
-        assert result.exit_code == 2 and "the directory for the demo exists already" in result.stderr
+        assert result.exit_code == 2 and "the directory for the demo already exists" in result.stderr
         assert [*(location.directory / "there").rglob("*")] == [location.directory / "there" / "hf"]

@@ -126,7 +126,7 @@ class TestMaxText:
     def test_unsupported_bucket_is_not_advised_for_maxtext(self, converted):
         ckpttools.convert(converted, "memory://next/it", format="orbax")
         assert next_steps("memory://next/it").uses == (
-            "MaxText reads disks and gs:// alone: `ckpt copy memory://next/it DIR`",
+            "MaxText reads only disks and gs://: `ckpt copy memory://next/it DIR`",
         )
 
 
@@ -200,7 +200,7 @@ class TestAdapters:
         assert "lora.lora_rank=2 lora.lora_alpha=6" in told[0]
         ckpttools.copy(tmp_path / "lora", "memory://next/lora")
         assert next_steps("memory://next/lora").uses == (
-            "MaxText reads disks and gs:// alone: `ckpt copy memory://next/lora DIR`",
+            "MaxText reads only disks and gs://: `ckpt copy memory://next/lora DIR`",
         )
 
     def test_inspect_suggests_next_commands(self, tmp_path):

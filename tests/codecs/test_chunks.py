@@ -472,7 +472,7 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("arguments", "code", "words"),
         [
-            (["--mesh", "8"], 2, "go together"),
+            (["--mesh", "8"], 2, "requires a spec"),
             (["--mesh", "8", "--spec", "rows"], 2, "is not a partition spec"),
             (["--mesh", "eight", "--spec", "axis0"], 2, "is not a mesh"),
         ],

@@ -39,7 +39,7 @@ PLANTED: dict[str, tuple[np.ndarray, str]] = {
     "padded": (np.pad(NOISE, ((0, 4), (0, 0))), "B has 4 more entries on axis 0, all zeros"),
     "norm-offset": (NOISE + np.float32(1), "B is A + 1"),
     "factor": (NOISE * np.float32(0.7), "B is A times 0.7"),
-    "renamed": (OTHER, "B has here what A has in other"),
+    "renamed": (OTHER, "B has A's other under this name"),
     "order": (NOISE[np.random.default_rng(2).permutation(16)], "the entries of axis 0 are in another order"),
     "moved-and-changed": (NOISE.T * np.float32(0.7), "transposed (axes 1, 0), and then B is A times 0.7"),
 }

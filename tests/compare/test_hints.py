@@ -20,7 +20,7 @@ from ckpttools.testing.strategies import stored
 CAST = "values were not compared where dtypes differ: --cast compares with SRC cast to the dtypes of DST"
 DIFF = " shows the size of the differences and known causes"
 PARAMETERS = "--parameters compares only the parameters"
-BOTH = f"it takes two options together: {PARAMETERS}, and {CAST.partition(': ')[2]}"
+BOTH = f"two options are needed: {PARAMETERS}, and {CAST.partition(': ')[2]}"
 
 
 OPEN_INSTRUCT = FIXTURES / "torch/trainers/open-instruct"
@@ -191,7 +191,7 @@ def test_equal_values_with_other_bits_are_reported(tmp_path):
     for name, values in payloads.items():
         save_file({"w": values, "zero": np.zeros(3, np.float32)}, tmp_path / f"{name}.safetensors")
     a, b = (tmp_path / f"{name}.safetensors" for name in payloads)
-    same = "all numbers are the same but for the sign of zero or the bits of NaN"
+    same = "all numbers are the same except for the sign of zero or the bits of NaN"
     (hint,) = hints("diff", a, b)
     assert hint == f"{same}: with a tolerance, such as --atol 1e-45, these are equal"
     declared = "1 element equal but for the sign of zero or the bits of NaN"

@@ -148,7 +148,7 @@ def test_flipped_bit_is_located_by_its_block(algorithm, tmp_path):
     data[data.index(values.tobytes()) + 3 * 262144 + 5] ^= 64
     file.write_bytes(data)
     text = run("verify", tmp_path / "st", "--manifest", manifest, code=1)
-    assert text.endswith("\nx: other values, the first between [262, 216] and [349, 787]\n")
+    assert text.endswith("\nx: different values, the first between [262, 216] and [349, 787]\n")
     first = np.ravel_multi_index((262, 216), values.shape), np.ravel_multi_index((349, 787), values.shape)
     assert first == (3 * 131072, 4 * 131072 - 1)
     (result,) = json.loads(run("verify", tmp_path / "st", "--manifest", manifest, "--json", code=1))[

@@ -312,7 +312,7 @@ class TestSteps:
         step = copy(ORBAX / "maxtext_run" / "checkpoints" / "4", tmp_path)
         (step / "commit_success.txt").unlink()
         (step / "items" / "_METADATA").write_text("{")
-        with pytest.raises(FormatError, match="cannot be marked as whole"):
+        with pytest.raises(FormatError, match="cannot be marked as finished"):
             mend(step, "commit-marker")
         assert not (step / "commit_success.txt").exists()
 
@@ -330,7 +330,7 @@ class TestSteps:
         assert (run / "0" / "commit_success.txt").exists()
         assert all(f"{run}/0" in line for line in diagnosis.fixed)
         assert {entry.location for entry in diagnosis.refused} == {f"{run}/5", f"{run}/5/default"}
-        assert all("cannot be marked as whole" in entry.what for entry in diagnosis.refused)
+        assert all("cannot be marked as finished" in entry.what for entry in diagnosis.refused)
         with pytest.raises(FormatError, match="could repair nothing") as caught:
             mend(run, "commit-marker")
         assert f"{run}/5/default" in caught.value.message
@@ -748,7 +748,7 @@ class TestMergeFix:
         item = self.unmerged(tmp_path)
         shutil.rmtree(item / "ocdbt.process_1")
         before = content(item)
-        with pytest.raises(FormatError, match="would not be whole"):
+        with pytest.raises(FormatError, match="would be incomplete"):
             mend(item, "merge")
         assert content(item) == before
 

@@ -216,8 +216,8 @@ class TestCommand:
         result = ckpt("inspect", "tree", LLAMA / "hf", "--against", LLAMA / "hf" / "config.json")
         assert result.exit_code == 0, result.output
         assert " ".join(result.stdout.split()).endswith(
-            f"Against family llama with {LLAMA / 'hf' / 'config.json'}: 39 arrays, none missing, "
-            "none left over, every shape as it should be."
+            f"Against family llama with {LLAMA / 'hf' / 'config.json'}: 39 arrays, none missing, none "
+            "unexpected, all shapes as expected."
         )
 
     def test_differences_exit_with_1(self):
@@ -247,13 +247,13 @@ class TestCommand:
         same = ckpt("inspect", "tree", tmp_path, "--against", LLAMA / "hf", "--filter", "*.2.mlp.*")
         assert same.exit_code == 0
         assert " ".join(same.stdout.split()).endswith(
-            "3 arrays, none missing, none left over, every shape as it should be."
+            "3 arrays, none missing, none unexpected, all shapes as expected."
         )
 
     def test_empty_against_option_is_refused(self):
         result = ckpt("inspect", "tree", LLAMA / "hf", "--against", "")
         assert result.exit_code == 2
-        assert "'--against': nothing is named" in result.stderr
+        assert "'--against': the text is empty" in result.stderr
 
     def test_sharding_is_refused_with_against(self):
         result = ckpt("inspect", "tree", LLAMA / "hf", "--against", "llama", "--sharding")

@@ -213,7 +213,7 @@ class TestCommand:
         for output in (link, page_link, text, tmp_path / "pipe"):
             result = ckpt("inspect", "report", link, "-o", output, "--overwrite", "--no-stats")
             assert result.exit_code == 2
-            assert "is not a page" in result.stderr or "is a part of" in result.stderr
+            assert "is not a report" in result.stderr or "is a part of" in result.stderr
         assert link.is_symlink() and text.read_text() == "mine"
         assert ckpttools.open(link).arrays["a",].read().tolist() == [1, 1, 1]
 
@@ -227,7 +227,7 @@ class TestCommand:
     def test_missing_directory_is_refused(self, tmp_path: Path):
         result = ckpt("inspect", "report", HF, "-o", tmp_path / "none" / "a.html")
         assert result.exit_code == 5
-        assert "there is no directory" in result.stderr
+        assert "no such directory" in result.stderr
         assert list(tmp_path.iterdir()) == []
 
     def test_output_directory_is_refused(self, tmp_path: Path):

@@ -579,7 +579,7 @@ class TestCommand:
     def test_nan_option_reports_absence(self):
         result = ckpt("inspect", "stats", self.HF, "--nan")
         assert result.exit_code == 0
-        assert result.stdout == "No NaN and nothing infinite in 39 arrays, 362 kB.\n"
+        assert result.stdout == "No NaN or infinity in 39 arrays, 362 kB.\n"
 
     def test_unmatched_filter_is_refused(self):
         result = ckpt("inspect", "stats", self.HF, "--filter", "nothing*", "--nan")

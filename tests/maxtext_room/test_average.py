@@ -278,7 +278,7 @@ REFUSED = [
     (["seed-1", "seed-2", "--weights", "0,-0", "--no-normalize"], 2, "all weights are 0"),
     (["seed-1", "seed-2", "--ema", "1"], 2, "between 0 and 1"),
     (["seed-1", "seed-2", "--ema", ".5", "--decay", "sqrt"], 2, "pass only one of them"),
-    (["seed-1", "seed-2", "--last", "2"], 2, "steps must be those of one run"),
+    (["seed-1", "seed-2", "--last", "2"], 2, "steps can be selected only from one run"),
     (["run", "--steps", "1000..3000/500"], 2, "there are no steps 1500, 2500"),
     (["run", "--steps", "1000..3000/500"], 2, "expected some of 1000, 2000, 3000"),
     (["run", "--steps", "4000"], 2, "there is no step 4000"),
@@ -293,12 +293,12 @@ REFUSED = [
     (["run", "--steps", "..3000/1000"], 2, "names no steps"),
     (["run", "--steps", "1" * 200], 2, "names no steps"),
     (["run", "--steps", "3000..1000/1000"], 2, "no steps are named"),
-    (["run", "--steps", "1000..2000,2000.."], 2, "hint say 1000,2000,3000 instead"),
-    (["run", "--steps", "1000,2000", "--last", "2"], 2, "two choices of steps"),
+    (["run", "--steps", "1000..2000,2000.."], 2, "hint pass 1000,2000,3000 instead"),
+    (["run", "--steps", "1000,2000", "--last", "2"], 2, "two options select steps"),
     (["seed-1", "--steps", "1000,2000"], 2, "has no steps"),
     (["run", "--steps", "4000.."], 2, "no finished steps in 4000.."),
     (["run", "--steps", "1000/2"], 2, "names no steps"),
-    (["run", "--steps", "2000,1000"], 2, "in rising order"),
+    (["run", "--steps", "2000,1000"], 2, "in ascending order"),
     (["run", "--last", "4"], 2, "fewer finished steps"),
     (["nowhere", "--last", "2"], 2, "check the spelling of the path"),
     (["seed-1", "run"], 3, "extra"),
@@ -317,7 +317,7 @@ def test_invalid_averages_are_refused(models, tmp_path, words, code, declared):
 
 def test_step_named_twice_counts_once(models, tmp_path):
     for steps in ([1000, 1000], [2000, 1000], "1000,1000"):
-        with pytest.raises(UsageError, match="steps are named once each"):
+        with pytest.raises(UsageError, match="each step must be named once"):
             ckpttools.average(models / "run", tmp_path / "out", steps=steps)
 
 

@@ -49,7 +49,7 @@ from ckpttools.run.executor import execute
 from ckpttools.testing.models import LlamaSizes, write_llama
 from ckpttools.testing.strategies import stored
 
-DESCRIBED = "config.json describes the whole model, including what is left out"
+DESCRIBED = "config.json describes the complete model, including arrays that are left out"
 SCANS = pytest.mark.parametrize("scan", [True, False], ids=SCAN_NAMES.get)
 # One with values that are scaled, norms in float32 and arrays that are left out; one of the plainest.
 

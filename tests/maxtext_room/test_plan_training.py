@@ -238,7 +238,7 @@ class TestInvalidArguments:
     @pytest.mark.parametrize(
         ("wrong", "declared"),
         [
-            ({"mtbf_all": "6h"}, "some of all failures"),
+            ({"mtbf_all": "6h"}, "requires a time between all failures"),
             ({"mtbf": "6h", "mtbf_all": "1h"}, "cannot be more frequent"),
             ({"local_bandwidth": 0}, "`local_bandwidth` cannot be this"),
             ({"local_bandwidth": 2}, 'local_bandwidth="2GB"'),
@@ -284,7 +284,7 @@ def test_numbers_read_as_text_by_yaml_are_refused(locations):
 def test_user_limits_determine_required_space(locations):
     how = {"hosts": 2, "total_steps": 1000, "keep": 9}
     unknown = ckpttools.plan_training("hf/llama/config.json", **how)
-    assert unknown.run_bytes is None and "not known without its interval" in unknown.remarks[-1]
+    assert unknown.run_bytes is None and "unknown without its save interval" in unknown.remarks[-1]
     set_by_hand = ["checkpoint_period=100", "max_num_checkpoints_to_keep=4"]
     built = ckpttools.plan_training("hf/llama/config.json", **how, settings=set_by_hand)
     assert built.run_checkpoints == 4 and built.run_bytes == 4 * built.state_bytes

@@ -186,10 +186,10 @@ class TestCommands:
             (("copy", HF, "OUT"), "cannot be shared among processes"),
             (("nonsense", HF), "No such command"),
             (("inspect", "tree", HF), "cannot be shared among processes"),
-            (("cast", HF, "OUT", "--dtype", "float16", "--manifest", "M"), "takes one process"),
+            (("cast", HF, "OUT", "--dtype", "float16", "--manifest", "M"), "requires a single process"),
             (("cast", HF, "OUT", "--dtype", "float16", "--dry-run"), "has no meaning for a plan"),
             (("cast", HF, "memory://a", "--dtype", "float16"), "only one process can write"),
-            (("cast", HF, "OUT"), "nothing to cast to"),
+            (("cast", HF, "OUT"), "no dtype is given"),
         ],
     )
     def test_work_that_cannot_be_split_is_refused(self, words, says, tmp_path):
@@ -210,7 +210,7 @@ def destination(request, tmp_path):
 def test_plan_file_inside_the_output_is_refused(tmp_path):
     for location in ("out/plan", "out", "out.partial/plan"):
         result = ckpt("plan", "cast", HF, tmp_path / "out", "--dtype", "float16", "-o", tmp_path / location)
-        assert result.exit_code == 2 and "outside of the checkpoint" in result.output, result.output
+        assert result.exit_code == 2 and "outside the output checkpoint" in result.output, result.output
     kept = tmp_path / "notes"
     kept.write_text("mine")
     result = ckpt("plan", "cast", HF, tmp_path / "out", "--dtype", "float16", "-o", kept)
@@ -472,7 +472,7 @@ class TestPublishedPlans:
         for words in (("--part", "0/2"), ("--part", "1/2", "--publish")):
             declared = " ".join(refused(moved, *words).split())
             assert (
-                "exists, and was not there when the plan was made" in declared
+                "exists, and did not exist when the plan was made" in declared
                 and "plan.published" in declared
             )
         assert "nothing of this plan" in refused(moved, "--publish")
@@ -491,9 +491,7 @@ class TestPublishedPlans:
         before = files_of(parse(destination))
         assert "nothing to do" in run("run", plan, "--part", "0/2")
         (tmp_path / "plan.published").unlink()
-        assert "is not what was there when the plan was made" in " ".join(
-            refused(plan, "--part", "0/2").split()
-        )
+        assert "had other content when the plan was made" in " ".join(refused(plan, "--part", "0/2").split())
         assert not parse(f"{destination}.partial").exists() and files_of(parse(destination)) == before
         run("run", planned(plan, *words, "--overwrite"), "--part", "0/1", "--publish")
 

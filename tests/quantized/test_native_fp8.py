@@ -475,7 +475,7 @@ def test_cast_to_fp8_next_to_fp8_is_refused(tmp_path):
         assert caught.value.hint == '`ckpttools.quantize("MEAN", "DST")` quantizes the mean'
         with pytest.raises(UsageError, match="has too few bits") as caught:
             ckpttools.load(model, dtype=few)
-        assert caught.value.hint == "without `dtype` codes and scales are loaded as they are stored"
+        assert caught.value.hint == "without `dtype` quantized values and scales are loaded as stored"
     assert not (tmp_path / "never").exists()
 
 

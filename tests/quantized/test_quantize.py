@@ -101,7 +101,7 @@ def test_trainer_checkpoints_are_quantized_under_hub_names(left, tmp_path):
         ckpttools.select(source, tmp_path / "model", drop=others, format="safetensors")
         source = tmp_path / "model"
     if left == "open-instruct":
-        with pytest.raises(FormatError, match="not of the model that config") as refusal:
+        with pytest.raises(FormatError, match="do not belong to the model in config") as refusal:
             ckpttools.quantize(source, tmp_path / "fp8")
         assert 'format="safetensors")` extracts the model' in str(refusal.value.hint)
         with pytest.raises(CoverageError) as unconverted:
@@ -121,7 +121,7 @@ def test_unknown_names_are_refused(tmp_path):
     names = ["tok_embeddings.weight", "layers.0.attention.wq.weight"]
     weights = {(name,): shaped(128, 128) for name in names}
     tree = Tree(weights).with_metadata(config={"model_type": "qwen3"})
-    with pytest.raises(FormatError, match="knows these names"):
+    with pytest.raises(FormatError, match="do not know these names"):
         ckpttools.quantize(tree, tmp_path / "fp8")
 
 

@@ -117,7 +117,7 @@ def test_weights_and_dequantized_weights_are_counted(tmp_path):
     ckpttools.hf_to_maxtext(source, tmp_path / "made")
     assert "128 x 128; 28 weights" in declared("inspect", "tree", source)
     assert "128 x 128; 7 weights" in declared("inspect", "tree", tmp_path / "native")
-    assert "quantized no more; the model that it came from was: fp8" in declared(
+    assert "quantized none left; the original model was: fp8" in declared(
         "inspect", "tree", tmp_path / "made"
     )
 

@@ -331,7 +331,7 @@ class TestDataIterators:
         declared = json.loads((tmp_path / "out/3/_CHECKPOINT_METADATA").read_text())
         assert declared["item_handlers"].keys() == {"items", "iter"}
         assert same(values(tmp_path / "out"), restored("replicator-data=2,fsdp=4"))
-        assert "no state of it" not in ckpt("assemble", job, tmp_path / "again", "--dry-run").output
+        assert "did not save its state" not in ckpt("assemble", job, tmp_path / "again", "--dry-run").output
 
     def test_differing_hosts_are_refused(self, job, tmp_path):
         self.keep(job / "host0", {"0": {"next_index": 7}})
@@ -347,7 +347,7 @@ class TestDataIterators:
 
     def test_empty_hosts_are_reported(self, job, tmp_path):
         told = " ".join(ckpt("assemble", job, tmp_path / "out", "--dry-run", COLUMNS="200").output.split())
-        assert "these hosts kept no state of it" in told
+        assert "these hosts did not save its state" in told
 
 
 def test_assemble_reads_bucket_and_disk_together(gcs, job, tmp_path):
@@ -411,7 +411,7 @@ class TestForeignRuns:
     @pytest.mark.parametrize(
         ("names", "seconds", "declared"),
         [
-            ("x", 50, "no array in common"),
+            ("x", 50, "no array that these hosts share"),
             ("x", 90, "no step is complete"),
             ("xyz", 90, "up to 90 s apart"),
             ("xyz", 900, "no step is complete"),

@@ -240,7 +240,7 @@ class TestRepeatedCopies:
             "5": "copied",
         }
         assert all(path.stat().st_mtime_ns == time for path, time in before.items())
-        assert "3 of 3 were there already" in run("copy", run_of_steps, out)
+        assert "3 of 3 already existed" in run("copy", run_of_steps, out)
 
     def test_different_step_is_replaced_only_with_overwrite(self, run_of_steps, tmp_path):
         out = tmp_path / "out"
@@ -344,7 +344,7 @@ class TestBuckets:
         assert sum(part.bytes_verified for part in report.parts) == report.bytes
         ckpttools.copy(there, tmp_path / "back")
         assert contents(there) == files_in(tmp_path / "back")
-        assert "3 of 3 were there already" in run("copy", RUN, there)
+        assert "3 of 3 already existed" in run("copy", RUN, there)
         beside = [entry.name for entry in parse(in_bucket(cloud, "copied")).entries()]
         assert beside == ["run"]
 
@@ -405,7 +405,7 @@ class TestBuckets:
         source = tmp_path / "source"
         shutil.copytree(HF, source)
         (source / "a\nb").write_text("x")
-        with pytest.raises(UsageError, match="has a name that nothing in gs:// can have"):
+        with pytest.raises(UsageError, match="has a name that is not possible in gs://"):
             ckpttools.copy(source, target)
         assert not parse(target).exists() and not parse(f"{target}.partial").exists()
 

@@ -61,7 +61,7 @@ def test_ls_shows_metrics_and_the_resumable_step(run):
     assert (listing.latest, listing.resume_item, len(listing.finished)) == (2, "default", 2)
     # Parameters alone: nothing goes on from them.
     assert listing.resumes is None
-    assert "resumes" not in (told := succeed("ls", run).output) and "no state of an optimizer" in told
+    assert "resumes" not in (told := succeed("ls", run).output) and "no optimizer state" in told
     # Which is for MaxText to load only where the arrays are its own.
     assert "load_parameters_path" not in told
     ckpttools.hf_to_maxtext(HF, run.parent / "converted")
@@ -191,7 +191,7 @@ def test_reverse_conversion_needs_no_model_with_carried_config(tmp_path):
 
 
 def test_non_run_is_refused(tmp_path):
-    with pytest.raises(FormatError, match="what 4 hosts of a job kept") as caught:
+    with pytest.raises(FormatError, match="the parts that 4 hosts of a job saved") as caught:
         ckpttools.ls(FIXTURES / "hosts" / "replicator-data=2,fsdp=4")
     assert "ckpttools.list_saves" in str(caught.value)
     with pytest.raises(FormatError, match="not a run with steps"):
@@ -207,8 +207,8 @@ class TestPathArgument:
             (ORBAX / "cm_best_metrics", "a run of 2 steps"),
             (ORBAX / "maxtext_converted" / "0", "a step, orbax"),
             (ORBAX / "v1_checkpointables", "a step with 3 trees"),
-            (FIXTURES / "hosts" / "replicator-data=2,fsdp=4", "what 4 hosts of a job kept"),
-            (ORBAX / "emergency" / "local_host2", "what one host of a job kept"),
+            (FIXTURES / "hosts" / "replicator-data=2,fsdp=4", "the parts that 4 hosts of a job saved"),
+            (ORBAX / "emergency" / "local_host2", "the part of each step that one host"),
             (HF, "a model of llama, safetensors"),
             (HF / "model.safetensors", "a file of llama, safetensors"),
         ],
@@ -224,7 +224,7 @@ class TestPathArgument:
         data = run / "0/items/d/data"
         os.truncate(data, data.stat().st_size // 2)
         shown = succeed(run).output
-        assert "a run of one step, not whole: chunks are missing" in shown and "assemble" not in shown
+        assert "a run of one step, incomplete: chunks are missing" in shown and "assemble" not in shown
         assert f"next  ckpt doctor {run}" in shown and ckpt("doctor", run).exit_code == 1
 
     @pytest.mark.parametrize("name", ["run", "copy", "convert", "inspect", "diff"])
@@ -371,7 +371,7 @@ def test_ls_lists_unreadable_trainer_steps(verl):
     assert "global_step_11: it has no readable checkpoint" in shown
     assert "latest step 9, by latest_checkpointed_iteration.txt, which cannot be read" in shown
     (verl / "latest_checkpointed_iteration.txt").write_text("12")
-    assert ckpttools.ls(verl).hindered == "which is not here"
+    assert ckpttools.ls(verl).hindered == "which does not exist here"
     (verl / "latest_checkpointed_iteration.txt").write_text("the best")
     shown = " ".join(succeed("ls", verl).output.split())
     assert "latest none of these, by latest_checkpointed_iteration.txt" in shown

@@ -302,7 +302,7 @@ class TestConcurrentChanges:
     def test_outdated_plan_deletes_nothing(self, run):
         plan = ckpttools.prune.plan(run, keep_last=2)
         ckpttools.prune(run, keep_last=1)
-        with pytest.raises(FormatError, match="not whole any more"):
+        with pytest.raises(FormatError, match="no longer complete"):
             plan.run()
         assert steps(run) == {"6"}
 
@@ -313,7 +313,7 @@ class TestConcurrentChanges:
         shutil.copytree(run / "2", run / "1")
         (run / "1" / "metrics" / "metrics").write_text('{"loss": 0}')
         report = plan.run()
-        assert report.left == ("1: it was written again meanwhile",)
+        assert report.left == ("1: it was saved again in the meantime",)
         assert steps(run) == {"1", "5", "6", "7.orbax-checkpoint-tmp"}
         (run / "7.orbax-checkpoint-tmp").rename(run / "7")
         assert fates(ckpttools.prune(run, keep_last=1)) == {
@@ -410,13 +410,13 @@ class TestInterrupted:
         again = next(step for step in ("4", "3", "2", "1") if (run / step).exists())
         (run / again / "metrics" / "metrics").write_text('{"loss": 0}')
         report = ckpttools.prune(run, finish=True)
-        assert again in steps(run) and "written again" in report.left[0]
+        assert again in steps(run) and "saved again" in report.left[0]
 
     def test_prune_stops_when_kept_step_disappears(self, run, monkeypatch):
         self.begin(run, monkeypatch, 2)
         shutil.rmtree(run / "6")
         before = files_in(run)
-        with pytest.raises(FormatError, match="not whole any more"):
+        with pytest.raises(FormatError, match="no longer complete"):
             ckpttools.prune(run, finish=True)
         assert files_in(run) == before
         ckpttools.prune(run, undo=True)
@@ -427,7 +427,7 @@ class TestInterrupted:
         (run / ".ckpttools-prune" / "plan.json").write_text('{"del')
         before = steps(run) - {".ckpttools-prune"}
         report = ckpttools.prune(run, finish=True)
-        assert steps(run) == before and "nothing of it was done" in report.left[0]
+        assert steps(run) == before and "it had changed nothing" in report.left[0]
 
 
 class TestOverlayLowerLayers:
@@ -514,7 +514,7 @@ class TestBuckets:
         assert not (location / ".ckpttools-prune").exists()
 
     def test_stripping_is_refused_in_a_bucket(self, gcs, built):
-        with pytest.raises(UsageError, match="nothing there can be renamed"):
+        with pytest.raises(UsageError, match="objects cannot be renamed"):
             ckpttools.prune.plan(gcs.filled(files_in(built)), keep_last=1, strip_older=True)
 
     @pytest.mark.parametrize("undo", [False, True])
@@ -572,7 +572,7 @@ class TestBuckets:
             (location / name).put(whole[name])
         report = ckpttools.prune(location, finish=not undo, undo=undo)
         assert {name for name in objects_at(location) if name.startswith("1/")} == {*first}
-        assert undo or report.left == ("1: it was written again meanwhile",)
+        assert undo or report.left == ("1: it was saved again in the meantime",)
         assert undo or not any(name.startswith("2/") for name in objects_at(location))
 
     @pytest.mark.parametrize("marker", [None, b""])

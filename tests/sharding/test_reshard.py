@@ -96,16 +96,16 @@ class TestReshard:
 
     def test_missing_gain_is_reported_before_writing(self, resharded, tmp_path):
         words = (resharded, tmp_path / "out", "--mesh", MESH, "--subchunks", "4KiB")
-        assert "nothing is gained" in ckpt("reshard", *words, "--dry-run").output
-        assert "nothing is gained" in ckpt("reshard", *words).output
+        assert "no gain" in ckpt("reshard", *words, "--dry-run").output
+        assert "no gain" in ckpt("reshard", *words).output
 
     def test_increased_reads_are_reported(self, resharded, tmp_path):
         declared = " ".join(
             ckpt("reshard", resharded, tmp_path / "out", "--mesh", MESH, "--dry-run").output.split()
         )
-        assert (
-            "devices will fetch more of DST than of SRC" in declared and "nothing is gained" not in declared
-        ), declared
+        assert "devices will fetch more from DST than from SRC" in declared and "no gain" not in declared, (
+            declared
+        )
 
     @pytest.mark.parametrize(
         ("mesh", "how", "words"),
@@ -125,7 +125,7 @@ class TestReshard:
         assert ckpt("plan", *words, "-o", tmp_path / "plan").exit_code == 0
         for number in range(2):
             declared = " ".join(run("run", tmp_path / "plan", "--part", f"{number}/2", "--publish").split())
-            assert ("over-read" in declared and "nothing is gained" not in declared) is bool(number), declared
+            assert ("over-read" in declared and "no gain" not in declared) is bool(number), declared
         for name in ("d/data", "d/index", "_sharding", "_METADATA"):
             one, other = (location / "0" / "items" / name for location in (resharded, tmp_path / "out"))
             assert one.read_bytes() == other.read_bytes(), name
@@ -171,7 +171,7 @@ class TestReshard:
         assert not (tmp_path / "out").exists()
 
     def test_chunks_and_mesh_are_mutually_exclusive(self, tmp_path):
-        with pytest.raises(UsageError, match="both say how arrays are stored"):
+        with pytest.raises(UsageError, match="both determine how arrays are stored"):
             ckpttools.reshard(MAXTEXT, tmp_path / "out", mesh="fsdp=2", chunks="*=-")
         with pytest.raises(ShapeError, match="cannot be divided evenly"):
             ckpttools.reshard.plan(MAXTEXT, tmp_path / "out", mesh="fsdp=7")

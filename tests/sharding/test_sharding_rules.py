@@ -184,10 +184,10 @@ def test_single_reader_is_predicted():
     [
         ({"mesh": "8", "spec": "axis0", "processes": 3}, "a divisor of 8"),
         ({"mesh": "8", "spec": "axis0", "processes": 0}, "a divisor of 8"),
-        ({"processes": 2}, "go together"),
-        ({"mesh": "8", "spec": "axis0", "rules": "maxtext"}, "say the same"),
-        ({"mesh": "8"}, "go together"),
-        ({"rules": "maxtext"}, "go together"),
+        ({"processes": 2}, "require a mesh"),
+        ({"mesh": "8", "spec": "axis0", "rules": "maxtext"}, "exclude each other"),
+        ({"mesh": "8"}, "requires a spec"),
+        ({"rules": "maxtext"}, "require a mesh"),
         ({"mesh": "a=8", "rules": {"*": "P('b')"}}, "no axis 'b'"),
     ],
 )

@@ -76,7 +76,7 @@ class TestUploads:
         run("convert", "hf-to-maxtext", HF, there)
         abandoned(parse(there) / "0")
         done = ckpt("doctor", there, "--fix", "abort-uploads")
-        assert done.exit_code == 3 and "may still be at work" in done.output
+        assert done.exit_code == 3 and "may still be running" in done.output
         assert gcs.server.uploads
         for upload in gcs.server.uploads.values():
             upload.begun -= 7300

@@ -353,7 +353,7 @@ def what_does_not_fit_is_refused_and_all_of_it_listed() -> None:
     assert "leave out to=" in refused(CheckpointError, GOLDEN / "llama3.1" / "maxtext_scanned", to="maxtext")
     assert "model=" in refused(CheckpointError, GOLDEN / "llama3.1" / "maxtext_scanned", to="hf")
     assert "pinned_host" in refused(UsageError, HF, memory_kind="pined_host")
-    assert 'leave it out, or say to="maxtext"' in refused(UsageError, HF, scan=False)
+    assert 'leave it out, or pass to="maxtext"' in refused(UsageError, HF, scan=False)
     assert "applies only to conversions with" in refused(UsageError, HF, model=HF)
     assert "applies only to conversions with" in refused(UsageError, HF, to="maxtext", padding_rows="drop")
     assert "at least" in refused(MemoryBudgetError, HF, memory="10MiB")

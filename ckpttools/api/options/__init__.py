@@ -34,13 +34,13 @@ def count(name: str, help: str, **more: Any) -> Option:
 
 
 def family_names() -> Iterable[str]:
-    """Return the names of all model families; they are loaded only now."""
+    """Return the names of all model families, which are loaded only now."""
     from ckpttools.model_families.registry import families
 
     return families()
 
 
-# How to open a path.
+# Options for opening a path.
 OPENING = shared(
     "Source",
     Option(
@@ -79,7 +79,7 @@ MAX_HEADER_BYTES, MAX_INDEX_BYTES, WITH_OPTIMIZER, PREFER_RANK = READING
     switch("download", "Download hf:// inputs to the Hugging Face cache first, and verify them.", env=True),
 )
 
-# Limits of a function's resources.
+# Options that limit a function's resources.
 LIMITS = shared(
     "Performance",
     Option("memory", parse_size, "1GiB", "Peak memory limit, such as 512MiB or 2GB.", "SIZE", env=True),
@@ -94,12 +94,12 @@ PROGRESS_CALL = Option(
     "observe",
     callable,
     None,
-    "Called with the bytes read so far and the bytes to read in all; first for {download}, if given.",
+    "Called with the bytes read so far and the total; first for {download}, if given.",
     flag=None,
 )
 SCANNING = (*OPENING, *RESOURCES, PROGRESS_CALL)
 
-# How a function writes.
+# Options for writing.
 OVERWRITE, RESUME, MANIFEST = shared(
     "Destination",
     switch(
@@ -134,7 +134,7 @@ REPOSITORY = (PUBLIC, ALLOW_OUTSIDE_LINKS)
 WRITING = (OVERWRITE, RESUME, MANIFEST, *REPOSITORY, MODEL_CARD)
 ALL_WRITING = (*RESOURCES, *WRITING, EVENTS_CALL, COMMAND)
 
-# Values.
+# Options for values.
 DTYPE = Option(
     "dtype",
     parse_dtype,
@@ -151,7 +151,7 @@ DEQUANTIZE_LIKE = Option(
     "does when it loads FP8, with scales rounded to bfloat16 first.",
 )
 
-# The model.
+# Options for the model.
 FAMILY = Option(
     "family",
     str,
@@ -194,7 +194,7 @@ MAXTEXT = Option(
     env=True,
 )
 
-# Selection of arrays.
+# Options that select arrays.
 FILTER = Option(
     "filter",
     any_text,

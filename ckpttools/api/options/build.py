@@ -100,13 +100,13 @@ SHRINK = (
         "layers",
         parse_layers,
         None,
-        "Keep the first N layers, or, with commas, those with these numbers.",
+        "Keep the first N layers, or the layers with these comma-separated numbers.",
         "N|N,N,…",
     ),
     count("experts", "Keep the first N experts of each layer."),
-    count("vocab", "Keep the first N tokens; the tokenizer stays as it is."),
+    count("vocab", "Keep the first N tokens; the tokenizer is unchanged."),
     with_help(LIKE, "The original model of a MaxText checkpoint without a stored config.json."),
-    with_help(FAMILY, "The model's family, if not as config.json says."),
+    with_help(FAMILY, "The model's family. Default: that of config.json."),
     DTYPE,
 )
 SYNTH = (

@@ -47,8 +47,8 @@ DTYPE_MAP = Option(
 )
 FORCE = switch(
     "force",
-    "Also cast where integers can be lost (they are rounded, clipped and counted), to exponents alone "
-    "(float8_e8m0fnu), and float8 that may have lost its scales.",
+    "Also cast if integers can be lost (they are rounded, clipped and counted), to a dtype of exponents "
+    "(float8_e8m0fnu), or from float8 that may have lost its scales.",
 )
 CAST = (DTYPE, DTYPE_MAP, FORCE, DEQUANTIZE_LIKE)
 
@@ -68,7 +68,7 @@ REMAP = (
         MAXTEXT,
         default=None,
         env=False,
-        help="Write a checkpoint of MaxText in the layout of this version of it, in place of {map}.",
+        help="Write a MaxText checkpoint in the layout of this version, instead of applying {map}.",
     ),
     with_help(
         FAMILY,
@@ -135,8 +135,8 @@ STACK = (
 UNSTACK = (
     with_help(
         SCAN_AXIS,
-        "Axis of each stacked parameter along which its layers lie, counted from 0 (MaxText's "
-        "param_scan_axis). Default: as shapes show it; required where they do not.",
+        "Axis of each stacked parameter on which its layers are stacked, counted from 0 (MaxText's "
+        "param_scan_axis). Default: inferred from shapes; required if they are ambiguous.",
     ),
     switch(
         "force_unroll",

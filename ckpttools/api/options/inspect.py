@@ -28,7 +28,7 @@ from ckpttools.stores.registry import parse
 _FILTER_READ = with_help(FILTER, f"{FILTER.help[:-1]}; other arrays are not read.")
 
 TREE = (
-    with_help(FILTER, f"{FILTER.help[:-1]}; counts and bytes are of those."),
+    with_help(FILTER, f"{FILTER.help[:-1]}; counts and bytes cover only these."),
     Option(
         "sort",
         ("size", "name"),
@@ -93,9 +93,7 @@ CONVERSION = (
 """Options of the conversion between two checkpoints."""
 SELECTION = (
     FILTER,
-    Option(
-        "per_layer", bool, True, "Hash stacked layers one by one, or as they are stored.", negative="--whole"
-    ),
+    Option("per_layer", bool, True, "Hash stacked layers one by one, or as stored.", negative="--whole"),
     PARAMETERS,
 )
 HASH = (
@@ -200,6 +198,6 @@ CHECK_FAMILY = (
 CAT = (
     switch("full", "Print all values, even if there are more than 1,000."),
     switch("stats", "Print statistics of the selected values instead."),
-    switch("raw", "Print quantized weights as they are stored."),
+    switch("raw", "Print quantized weights as stored."),
     Option("output", parse, None, "Write the selected values to a new .npy file.", "FILE.npy", short="-o"),
 )

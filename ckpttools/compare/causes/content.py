@@ -44,7 +44,7 @@ def truncated(case: Case) -> Iterator[Hypothesis]:
     for side, array, _, _ in case.sides:
         windows = [window(array, part.start, part.shape) for part in tail]
         text = f"{side} is zeros from [{', '.join(map(str, case.first))}] on"
-        cause = Cause("truncated", text, f"the file of {side} was cut off, or not written to its end")
+        cause = Cause("truncated", text, f"the file of {side} was truncated, or not written completely")
         yield Hypothesis(cause, tuple((item, zeros_like(item)) for item in windows))
 
 
@@ -88,7 +88,7 @@ def cast(case: Case) -> Iterator[Hypothesis]:
 
 def _rounded(one: str, other: str, to: DType) -> Cause:
     text = f"{one} is {other} rounded to {to}"
-    return Cause("cast", text, f"nothing is wrong if {one} was meant to be cast; else convert it again")
+    return Cause("cast", text, f"this is fine if {one} was meant to be cast; otherwise convert it again")
 
 
 @detector("byte-order", Claim.OTHER_ENCODING)

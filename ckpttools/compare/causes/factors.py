@@ -101,11 +101,11 @@ def _roots(length: int) -> tuple[tuple[float, str], ...]:
 def _of_root(name: str, text: str, what: str) -> Cause:
     if "query" in name or "q_proj" in name:
         advice = (
-            "one side has 1/sqrt(head_dim) in the query's weights, as MaxText's models of some families want "
-            "it, and the other has not, or twice: convert with the family's own rows"
+            "one side has 1/sqrt(head_dim) in the query's weights, as MaxText expects for some "
+            "families, and the other does not, or has it twice: convert with the family's own rows"
         )
         return Cause("query-scale", f"B is A times {text}, the scale of the query", advice)
     if "embed" in name:
-        advice = "one side has sqrt(hidden size) in the embedding, as MaxText's Gemma models want it"
+        advice = "one side has sqrt(hidden size) in the embedding, as MaxText's Gemma models expect"
         return Cause("embedding-scale", f"B is A times {text}, the scale of the embedding", advice)
     return Cause("factor", f"B is A times {text}, where {what} has that length")

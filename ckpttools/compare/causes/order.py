@@ -13,7 +13,7 @@ from ckpttools.core.region import Region, Shape
 
 # Axes with more entries are not searched for another order.
 _MOST_ENTRIES = 512
-# Number of elements by which entries are distinguished.
+# Number of elements that distinguish entries.
 _SAMPLE = 4096
 _SHOWN = 8
 

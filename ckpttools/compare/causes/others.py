@@ -26,7 +26,7 @@ def renamed(case: Case) -> Iterator[Hypothesis]:
     if case.candidates is not None:
         for name, array in case.candidates.like(case.b):
             if name != case.name:
-                cause = Cause("renamed", f"B has here what A has in {name}")
+                cause = Cause("renamed", f"B has A's {name} under this name")
                 yield Hypothesis(cause, (in_one_dtype(array, case.b),), origin=name)
 
 

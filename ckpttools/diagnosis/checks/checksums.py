@@ -20,8 +20,8 @@ from ckpttools.stores.location import Location, require_file_error, suppress_fil
 
 _MOST_NAMED = 3
 _WHY = (
-    "other numbers would be read than were saved, without an error; "
-    "a program that edits the file in place leaves such checksums, too"
+    "other values than the saved ones would be read, without an error; a program that edits the file in "
+    "place also leaves such checksums"
 )
 
 
@@ -71,6 +71,6 @@ def _finding(damaged: DamagedRanges, count: int) -> Finding:
 
 CHECK = Check(
     "checksums",
-    "on request: data that does not have the checksum written with it",
+    "on request: data that does not match the checksum written with it",
     _look,
 )

@@ -80,5 +80,5 @@ CHECK = Check(
     "commit",
     f"finished steps and items without {COMMIT_FILE}",
     _look,
-    Fix("commit-marker", f"write {COMMIT_FILE} where nothing is an error", _mark, needs_health=True),
+    Fix("commit-marker", f"write {COMMIT_FILE} if there are no errors", _mark, needs_health=True),
 )

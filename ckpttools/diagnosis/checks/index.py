@@ -46,9 +46,7 @@ def _unnamed(item: ListedItem, database: Entries) -> Iterator[Finding]:
     }
     chunks = {name: size for name, size in loose.items() if not _starts_with_a_node(item.path / name)}
     if chunks:
-        why = (
-            "no array is in them: left by another save, or by an index that was replaced; they take up space"
-        )
+        why = "they contain no arrays: another save or a replaced index left them; they take up space"
         yield _named(WARNING, item, chunks, why)
     elif sum(loose.values()) >= _MUCH:
         yield _named(INFO, item, loose, "nodes of the index that later ones superseded; they take up space")

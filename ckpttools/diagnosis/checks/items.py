@@ -21,7 +21,7 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
         items = [item for item in inventory.items if item.step == step.path]
         if len(items) > 1:
             what = f"{len(items)} items: {', '.join(item.path.name for item in items)}"
-            why = "commands that open one tree take the one that alone holds a model, or need its path"
+            why = "commands that open one tree choose the only one with a model, or need its path"
             command = call("inspect", step.path)
             yield Finding(INFO, str(step.path), what, why, f"show all of them: {command}", command=command)
     yield from chain.from_iterable(map(_adapter, inventory.items))
@@ -90,7 +90,7 @@ def _unlisted(beside: Sequence[Location], finished: Sequence[Step]) -> Iterator[
         others = [item for item in finished if item.path != location]
         is_odd = bool(others) and location not in known and not is_alike(location.name, others)
         if is_odd and IN_PROGRESS not in location.name and is_finished(Step(location)):
-            what = f"a step that a CheckpointManager that lists {others[-1].path.name} does not list"
+            what = f"a step that a CheckpointManager for {others[-1].path.name} does not list"
             why = "it is never the latest one, never restored by its number, and never deleted"
             yield Finding(INFO, str(location), what, why, "open it by its path, or give it a number")
 

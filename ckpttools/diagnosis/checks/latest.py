@@ -14,10 +14,10 @@ from ckpttools.formats.orbax.steps import IN_PROGRESS, OrbaxRun, commits_by_file
 from ckpttools.stores.abilities import SupportsRename
 from ckpttools.stores.location import Location
 
-_WHY_LATEST = "Orbax treats it as the latest and fails; an older step would silently be other weights"
+_WHY_LATEST = "Orbax treats it as the latest and fails; an older step would silently have other weights"
 _WHY = f"{action('copy')} refuses the run; other commands open another step"
 _WHY_EMPTY = "Orbax treats it as the latest step and fails; other commands open an earlier one"
-_LOST = "every command skips it: it has lost too much to be recognized as a step, or was only begun"
+_LOST = "every command skips it: it has lost too much to be recognized as a step, or was only started"
 
 
 def _look(inventory: Inventory) -> Iterator[Finding]:

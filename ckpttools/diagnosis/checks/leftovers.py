@@ -109,7 +109,7 @@ def _left(location: Location, what: str) -> Finding:
     elif remove is None:
         do = "run the same command again: the previous checkpoint may be gone, and this is the only copy"
     elif _is_orphaned(location):
-        do = f"look at it; when nothing writes to it: {remove}"
+        do = f"inspect it; when nothing writes to it: {remove}"
     elif left:
         do = f"{going_on(left)} to resume; or, to discard it, {remove}"
     else:

@@ -65,7 +65,7 @@ def _collisions(leaves: Sequence[SavedLeaf], location: str) -> Iterator[Finding]
     for name, paths in names.items():
         if len(paths) > 1:
             what = f"{' and '.join(paths)} are both stored as {name!r}"
-            why = "Orbax joins keys with dots: one has overwritten the other when it was saved"
+            why = "Orbax joins keys with dots: one overwrote the other during the save"
             yield Finding(ERROR, location, what, why, "save it again with other keys; the first is lost")
 
 

@@ -35,8 +35,8 @@ def _check_item(item: ListedItem, inventory: Inventory) -> Iterator[Finding]:
     if not any(weight.scales for weight in view.weights.values()):
         return
     if view.faults:
-        what = f"quantized weights and scales do not fit: {first_of_lines(view.faults)}"
-        why = "without scales that fit, the weights have no values"
+        what = f"quantized weights and scales do not match: {first_of_lines(view.faults)}"
+        why = "without matching scales, the values of the weights are unknown"
         hint = "fetch the checkpoint again, or restore it from another copy"
         yield Finding(ERROR, str(item.path), what, why, hint)
         return

@@ -82,7 +82,7 @@ def _chosen(inventory: Inventory, weights: SafetensorsFiles, chosen: WeightsLoca
 def _unread(location: Location, result: Iterable[Finding]) -> Iterator[Finding]:
     """Report an index that is not read because one file has all weights."""
     wrong = [item.what for item in result if item.level == ERROR]
-    why = f"transformers and ckpttools read {_WHOLE} and do not look at the index"
+    why = f"transformers and ckpttools read {_WHOLE}, not the index"
     if not wrong:
         what = f"{_WHOLE} next to {location.name}"
         yield Finding(INFO, str(location.parent), what, why, "move the unneeded one away")
@@ -108,18 +108,18 @@ def _beside_the_model(weights: SafetensorsFiles) -> Finding:
     """Report files next to a model's only weights file: an adapter, or the same weights under other names."""
     others = [name for name in weights.files if name != _WHOLE]
     what = f"{_some(others)} next to {_WHOLE}"
-    why = f"transformers and ckpttools take {_WHOLE} alone"
-    do = f"nothing need be done; another file is opened by its name, as {pasted(weights.folder / others[0])}"
+    why = f"transformers and ckpttools read only {_WHOLE}"
+    do = f"no action is needed; open another file by its name, such as {pasted(weights.folder / others[0])}"
     return Finding(INFO, str(weights.folder), what, why, do)
 
 
 def _without_index(inventory: Inventory, weights: SafetensorsFiles) -> Finding:
     what = f"{plural(len(weights.files), 'file')} and no {_NAME}"
-    why = "transformers does not find the weights; ckpttools takes them all"
+    why = "transformers does not find the weights; ckpttools reads all of them"
     headers = {name: header_of(weights.folder / name) for name in weights.files}
     if is_sharded(header for header in headers.values() if isinstance(header, SafetensorsHeader)):
         what = "files of single processes of a PyTorch distributed checkpoint"
-        do = f"{action('convert', format='safetensors')} puts it together"
+        do = f"{action('convert', format='safetensors')} combines them"
         return Finding(INFO, str(weights.folder), what, "transformers does not load it", do)
     fault = _contradiction(headers)
     if fault:
@@ -209,7 +209,7 @@ def _against_files(
     if absent:
         what = f"names {plural(len(absent), 'tensor')} that its files do not contain: {_some(absent)}"
         hint = f"fetch the index again, or set it aside: {set_aside(location)}"
-        why = "they cannot be loaded: of another model, or a shard was changed"
+        why = "they cannot be loaded: they belong to another model, or a shard was changed"
         if holders:
             moved = plural(sum(tensor in held for tensor in absent), "tensor")
             why = f"nothing loads them: {moved} of these in files that it does not name, {_some(holders)}"
@@ -264,7 +264,10 @@ def _loose(
     do = "fetch the shards and the index again: they belong to different saves"
     headers = {name: header_of(weights.folder / name) for name in weights.files}
     if not _contradiction(headers) and not NAMES.missing(weights.files):
-        do = f"if all these files are of one save, run {set_aside(location)} && {mending(inventory, 'index')}"
+        do = (
+            f"if all these files belong to one save, run {set_aside(location)} && "
+            f"{mending(inventory, 'index')}"
+        )
     return Finding(ERROR, str(location), what, why, do)
 
 
@@ -351,8 +354,8 @@ def rebuild(folder: Location, read: ReadOptions) -> str:
 
 CHECK = Check(
     "safetensors-index",
-    "shards that are missing, an index that is stale, names absent tensors or not all of them, or no index; "
-    "tensors in several shards",
+    "missing shards; a missing, stale or incomplete index, or one with absent tensors; tensors in "
+    "several shards",
     _look,
     Fix("index", f"write {_NAME} over the shards of a directory that has none", rebuild),
 )

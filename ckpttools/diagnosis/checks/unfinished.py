@@ -73,7 +73,7 @@ def _unfinished_legacy(run: LegacyRun, number: int, reason: str, inventory: Inve
     if not isinstance(location.store, SupportsRename):
         return Finding(ERROR, str(location), what, why, do)
     command = mending(inventory, "set-aside")
-    do = f"{do}; or rename it, so that the run goes on from another one: {command}"
+    do = f"{do}; or rename it, so that the run resumes from another one: {command}"
     return Finding(ERROR, str(location), what, why, do, "set-aside", command=command)
 
 
@@ -94,7 +94,7 @@ def _unfinished(step: Directory, inventory: Inventory) -> Finding:
         return Finding(level, str(step.path), what, why, do, command=command)
     way = remedy(step.path, inventory.path, is_uncommitted=True)
     told_by = COMMIT_FILE if commits_by_file(step.path) else "their names"
-    why = f"Orbax recognizes finished steps by {told_by}, so it takes this for one and fails to load it"
+    why = f"Orbax recognizes finished steps by {told_by}, so it mistakes this for one and fails to load it"
     do = f"{earlier}; or {way.words}: {way.command}"
     return Finding(ERROR, str(step.path), what, why, do, way.fix, command=way.command)
 
@@ -121,7 +121,7 @@ def _incomplete(step: Directory, items: list[ListedItem], declared: StepMetadata
 
 def _lost(location: Location, what: str) -> Finding:
     why = "no loader can open it"
-    do = "copy the step again, whole: cp -a SRC DST, or gcloud storage cp -r SRC DST"
+    do = "copy the complete step again: cp -a SRC DST, or gcloud storage cp -r SRC DST"
     return Finding(ERROR, str(location), what, why, do)
 
 

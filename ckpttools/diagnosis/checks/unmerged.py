@@ -55,12 +55,12 @@ def _left_behind(item: ListedItem) -> Iterator[Finding]:
         except CheckpointError as error:
             why = "the merged index does not need it: only merging again would"
             yield Finding(
-                INFO, error.location or str(item.path / name), error.raw.message, why, "nothing need be done"
+                INFO, error.location or str(item.path / name), error.raw.message, why, "no action is needed"
             )
             continue
         if lost:
             what = f"the merged {MANIFEST} lacks {plural(len(lost), 'key')}, such as {min(lost)}"
-            why = "they cannot be read: the merge was interrupted, or the directory is of another save"
+            why = "they cannot be read: the merge was interrupted, or the directory belongs to another save"
             again = call("doctor", item.path, fix="merge")
             do = f"{set_aside(item.path / MANIFEST)} && {again}"
             yield Finding(ERROR, str(item.path / name), what, why, do, command=do)
@@ -104,7 +104,7 @@ def _refuse_holes(item: ListedItem) -> None:
     for finding in array_findings(item):
         if finding.level == ERROR:
             raise FormatError(
-                "merged, the arrays would not be whole",
+                "the merged arrays would be incomplete",
                 location=finding.location,
                 got=finding.what,
                 hint="a process's directory is missing: copy it here first",

@@ -29,7 +29,7 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
     try:
         result = _uploads(path)
     except StorageError as error:
-        why = "a process that is killed may leave some, which take up space and are seen in no listing"
+        why = "a process that is killed may leave some, which take up space and appear in no listing"
         finding = finding_of(error, path, INFO, why)
         yield Finding(INFO, str(path), finding.what, why, f"{finding.do}; or {ruled}", command=rule)
         return
@@ -59,15 +59,19 @@ def _abort(path: Location, read: ReadOptions) -> str:
     old = [item for item in result if now - item.begun >= _QUIET_SECONDS]
     if not old:
         raise FormatError(
-            "these uploads may still be at work",
+            "these uploads may still be running",
             location=path,
-            got=f"{plural(len(result), 'upload')}, the first begun "
+            got=f"{plural(len(result), 'upload')}, the first started "
             f"{format_age(now - min((item.begun for item in result), default=now))} ago",
-            expected=f"some begun more than {format_age(_QUIET_SECONDS)} ago",
+            expected=f"uploads that started more than {format_age(_QUIET_SECONDS)} ago",
             hint="run the conversion again, which aborts its old uploads; or wait",
         )
     path.store.abort(old)
-    left = f"; {plural(len(result) - len(old), 'later one')} may be at work" if len(old) < len(result) else ""
+    left = (
+        f"; {plural(len(result) - len(old), 'later one')} may still be running"
+        if len(old) < len(result)
+        else ""
+    )
     return f"{plural(len(old), 'upload')} to {path} aborted{left}"
 
 
@@ -75,5 +79,5 @@ CHECK = Check(
     "uploads",
     "incomplete uploads to a bucket",
     _look,
-    Fix(_FIX, f"abort uploads in parts that were begun more than {format_age(_QUIET_SECONDS)} ago", _abort),
+    Fix(_FIX, f"abort multipart uploads that started more than {format_age(_QUIET_SECONDS)} ago", _abort),
 )

@@ -21,7 +21,7 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
             with limit_memory(inventory.values.memory):
                 tree = open_tree(location, inventory.read)
         except CheckpointError:
-            continue  # another check reports it
+            continue  # Another check reports this.
         try:
             with limit_memory(inventory.values.memory):
                 yield from value_findings(tree, location, inventory.values)

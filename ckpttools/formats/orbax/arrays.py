@@ -77,7 +77,7 @@ class Arrays:
 
     def _no_document(self, prefix: str) -> FormatError:
         file = ZARR2_DOCUMENT if self.use_zarr3 is False else ZARR3_DOCUMENT
-        hint = "the tree metadata names this array: the index is of another checkpoint"
+        hint = "the tree metadata names this array: the index belongs to another checkpoint"
         if isinstance(self.entries, Files):
             hint = "the directory was deleted or not copied: fetch it again"
             if next(self.entries.below(prefix), None) is not None:
