@@ -20,7 +20,7 @@ from pathlib import Path
 from ckpttools.array.tree import Tree
 from ckpttools.formats.orbax.metadata import checkpoint_document, tree_document
 from ckpttools.formats.orbax.ocdbt import Extent
-from ckpttools.formats.orbax.ocdbt_encode import encode
+from ckpttools.formats.orbax.ocdbt_files import encode
 from ckpttools.testing.strategies import stored
 
 import numpy as np  # isort: skip

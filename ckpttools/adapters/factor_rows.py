@@ -26,8 +26,8 @@ from ckpttools.mapping.row import Row
 from ckpttools.mapping.values import Scale
 from ckpttools.maxtext.config_differences import require_own_rows
 from ckpttools.maxtext.conversion_options import ToMaxText
-from ckpttools.maxtext.layout import DECODER
 from ckpttools.maxtext.to_maxtext import bind_family
+from ckpttools.maxtext.versions import DECODER
 from ckpttools.model_families.family import Family
 
 A, B = "_lora_a", "_lora_b"

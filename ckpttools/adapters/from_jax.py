@@ -40,7 +40,7 @@ from ckpttools.mapping.row import Row
 from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Table
 from ckpttools.maxtext.family_layouts import layouts_of
-from ckpttools.maxtext.layout import DECODER, LORA_KEY, VALUE
+from ckpttools.maxtext.versions import DECODER, LORA_KEY, VALUE
 from ckpttools.maxtext.view import view_of
 from ckpttools.stores.registry import parse
 from ckpttools.transforms.cast import cast

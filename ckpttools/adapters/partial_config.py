@@ -19,7 +19,7 @@ from ckpttools.core.errors import FormatError
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import sample_names
 from ckpttools.formats.adapters import ADAPTER
-from ckpttools.maxtext.layout import LORA_KEY, MODULE_PATH
+from ckpttools.maxtext.versions import LORA_KEY, MODULE_PATH
 from ckpttools.transforms.base import Transformed
 
 _PATTERNS = ("rank_pattern", "alpha_pattern")

@@ -38,8 +38,7 @@ from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Table
 from ckpttools.mapping.values import Multiply
 from ckpttools.maxtext.family_layouts import family_in
-from ckpttools.maxtext.layout import LORA_KEY, MODULE_PATH, SCAN_LAYERS
-from ckpttools.maxtext.versions import NEWEST, version_called
+from ckpttools.maxtext.versions import LORA_KEY, MODULE_PATH, NEWEST, SCAN_LAYERS, version_called
 from ckpttools.maxtext.view import LINEN, NNX, linen_state
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.cast import cast

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.message_terms import action, call
 from ckpttools.formats.adapters import ADAPTER, PREFIX, is_adapter, merge_command
-from ckpttools.maxtext.layout import MODULE_PATH, PARAMS, VALUE
+from ckpttools.maxtext.versions import MODULE_PATH, PARAMS, VALUE
 from ckpttools.maxtext.view import view_of
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse

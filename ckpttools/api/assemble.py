@@ -47,7 +47,7 @@ from ckpttools.formats.orbax.saves import (
 from ckpttools.formats.orbax.sharding import ExpectedHost, expected_hosts
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import writer_for, writer_options
-from ckpttools.maxtext.layout import SCAN_LAYERS, STEPS
+from ckpttools.maxtext.versions import SCAN_LAYERS, STEPS
 from ckpttools.maxtext.view import view_of
 from ckpttools.run.overlap_check import check_apart
 from ckpttools.stores.concurrency import map_concurrently, use_concurrency

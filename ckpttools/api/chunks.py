@@ -16,8 +16,15 @@ from ckpttools.core.message_terms import option
 from ckpttools.core.options import declare
 from ckpttools.formats.registry import storage_of
 from ckpttools.inspection.advice import advice
-from ckpttools.inspection.chunks import Advice, ChunksReport, inspect_chunks, layer_axis
-from ckpttools.inspection.meshes import PathSpecs, Specs, parse_spec
+from ckpttools.inspection.chunks import (
+    Advice,
+    ChunksReport,
+    PathSpecs,
+    Specs,
+    inspect_chunks,
+    layer_axis,
+    parse_spec,
+)
 from ckpttools.sharding.load_prediction import ProcessLoading, process_loading
 from ckpttools.sharding.mesh import MeshShape, parse_mesh
 from ckpttools.sharding.rules import AppliedRules, Rules, RulesLike, resolve_rules

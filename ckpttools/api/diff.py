@@ -20,10 +20,10 @@ from ckpttools.api.sources import (
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree
 from ckpttools.compare.align import AlignOptions, align
-from ckpttools.compare.deviation import Tolerances
 from ckpttools.compare.diff import OUTCOMES, ArrayDiff, Outcome, of_leaf
 from ckpttools.compare.diff import diff as compare
 from ckpttools.compare.hints import after_diff
+from ckpttools.compare.measure import Tolerances
 from ckpttools.compare.padding import settled
 from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.dataclass import dataclass

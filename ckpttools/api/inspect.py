@@ -93,8 +93,7 @@ def compared(
     from ckpttools.adapters.report import adapter_report, is_maxtext_adapter, peft_adapter
     from ckpttools.formats.json_file import read_json
     from ckpttools.formats.registry import open_tree
-    from ckpttools.inspection.adapters import against_base
-    from ckpttools.inspection.against import against_family, against_tree
+    from ckpttools.inspection.against import against_base, against_family, against_tree
     from ckpttools.model_families.registry import SUFFIXES, family_called, family_of
 
     if isinstance(what, Tree):

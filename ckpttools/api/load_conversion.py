@@ -22,7 +22,6 @@ from ckpttools.core.errors import (
 from ckpttools.core.message_terms import action, option, rename_option
 from ckpttools.core.notes import Notes
 from ckpttools.maxtext.conversion_options import ToHuggingFace, ToMaxText
-from ckpttools.maxtext.layout import EMBEDDING
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.model_options import ModelOptions
 from ckpttools.maxtext.recognition import families_with_names_of
@@ -30,6 +29,7 @@ from ckpttools.maxtext.source_checks import name_style, refuse_hugging_face, ref
 from ckpttools.maxtext.stored_head import refuse_lost_head
 from ckpttools.maxtext.to_hf import to_huggingface
 from ckpttools.maxtext.to_maxtext import to_maxtext
+from ckpttools.maxtext.versions import EMBEDDING
 from ckpttools.maxtext.vocabulary import refuse_learned_rows
 from ckpttools.stores.registry import LocationLike
 

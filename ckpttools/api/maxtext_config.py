@@ -31,8 +31,7 @@ from ckpttools.maxtext.config.observed_model import ObservedModel, observe_confi
 from ckpttools.maxtext.config.report import MaxTextConfig, ModelSetting, ordered
 from ckpttools.maxtext.config.run_settings import GivenSettings, find_contradictions, read_settings
 from ckpttools.maxtext.config.setting_kinds import find_mistakes
-from ckpttools.maxtext.layout import SCAN_LAYERS
-from ckpttools.maxtext.versions import NEWEST, version_called
+from ckpttools.maxtext.versions import NEWEST, SCAN_LAYERS, version_called
 from ckpttools.stores.concurrency import use_concurrency
 from ckpttools.stores.registry import LocationLike
 

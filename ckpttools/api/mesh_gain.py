@@ -11,8 +11,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import grid_shape
 from ckpttools.formats.base import Layout, ReadOptions
 from ckpttools.formats.registry import storage_of
-from ckpttools.inspection.chunks import LoadCost, inspect_chunks
-from ckpttools.inspection.meshes import PathSpecs
+from ckpttools.inspection.chunks import LoadCost, PathSpecs, inspect_chunks
 from ckpttools.sharding.rules import AppliedRules
 
 _NOTICED = 1.01

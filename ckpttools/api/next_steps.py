@@ -17,11 +17,11 @@ from ckpttools.core.errors import CheckpointError
 from ckpttools.core.message_terms import action
 from ckpttools.maxtext.config.observed_model import LOAD_PARAMETERS, PARAM_SCAN_AXIS
 from ckpttools.maxtext.config.report import MaxTextConfig
-from ckpttools.maxtext.layout import EMBEDDING, SCAN_AXIS, SCAN_LAYERS
 from ckpttools.maxtext.model_config import absent_layers
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.native_fp8 import CODES, scale_pairs
 from ckpttools.maxtext.recognition import guess_families
+from ckpttools.maxtext.versions import EMBEDDING, SCAN_AXIS, SCAN_LAYERS
 from ckpttools.maxtext.view import view_of
 from ckpttools.model_families.family import Family
 from ckpttools.model_families.registry import families, family_of

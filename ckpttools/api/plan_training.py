@@ -20,8 +20,7 @@ from ckpttools.core.message_terms import action, option
 from ckpttools.core.options import declare, parse_size_option
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.registry import stored_shardings
-from ckpttools.inspection.lost_time import FONTS, lost_time_svg
-from ckpttools.inspection.png import png_of
+from ckpttools.inspection.lost_time import FONTS, lost_time_svg, png_of
 from ckpttools.maxtext.config.to_hf_config import config_from_settings
 from ckpttools.maxtext.synthetic import synthetic_model
 from ckpttools.maxtext.training_plan import (

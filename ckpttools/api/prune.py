@@ -29,11 +29,10 @@ from ckpttools.runs.journal import (
     locked_run,
     removing,
 )
-from ckpttools.runs.listing import find_run, looked_at
+from ckpttools.runs.listing import find_run, looked_at, measure_usage
 from ckpttools.runs.policy import Best, Keep
 from ckpttools.runs.prune import PruneDecision, StepFate, commit_texts, decided
 from ckpttools.runs.removal import Removal, check_can_rename, tidy, tidy_all
-from ckpttools.runs.usage import measure_usage
 from ckpttools.stores.abilities import SupportsRename
 from ckpttools.stores.concurrency import use_concurrency
 from ckpttools.stores.location import Location

@@ -86,9 +86,8 @@ def report(
 
 
 def _html(tree: Tree, scan: ScanSettings, *, stats: bool) -> str:
+    from ckpttools.inspection.html_report import MOST_HISTOGRAMS, contents, page
     from ckpttools.inspection.layer_rows import layer_rows
-    from ckpttools.inspection.report.contents import MOST_HISTOGRAMS, contents
-    from ckpttools.inspection.report.page import page
     from ckpttools.inspection.stats import inspect_stats
     from ckpttools.inspection.tree import inspect_tree
 

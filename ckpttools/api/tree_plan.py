@@ -17,7 +17,6 @@ from ckpttools.formats.origin import with_origin
 from ckpttools.formats.sidecar import CARRIED, Sidecars, WithSidecars
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.maxtext.hub_names import hub_name
-from ckpttools.maxtext.layout import LORA_KEY
 from ckpttools.maxtext.model_config import absent_mtp_field, absent_towers, config_for_weights
 from ckpttools.maxtext.model_files import (
     ModelFiles,
@@ -28,6 +27,7 @@ from ckpttools.maxtext.model_files import (
     stale_files,
 )
 from ckpttools.maxtext.recognition import owned_name_test
+from ckpttools.maxtext.versions import LORA_KEY
 from ckpttools.roles.names import container
 from ckpttools.roles.of_tree import roles
 from ckpttools.stores.registry import parse

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from ckpttools.array import read_blocks
 from ckpttools.array.lazy import ByteSource, LazyArray, ReadCost
-from ckpttools.array.permutation import Permutation
 from ckpttools.array.read_blocks import subview
-from ckpttools.array.relayout import Relayout, split_axes
+from ckpttools.array.relayout import Permutation, Relayout, split_axes
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import Region, Shape, ceil_div, split_evenly
 

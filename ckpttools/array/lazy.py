@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
     from typing_extensions import Buffer
 
-    from ckpttools.array.permutation import Permutation
+    from ckpttools.array.relayout import Permutation
     from ckpttools.array.scratch import Scratch
 
 

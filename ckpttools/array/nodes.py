@@ -38,7 +38,7 @@ from ckpttools.core.region import Region, Shape, ceil_div, split_evenly
 if TYPE_CHECKING:
     import numpy as np
 
-    from ckpttools.array.permutation import Permutation
+    from ckpttools.array.relayout import Permutation
     from ckpttools.array.scratch import Scratch
 
 

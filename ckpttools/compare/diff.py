@@ -12,10 +12,8 @@ import numpy as np
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.read_blocks import subview
 from ckpttools.array.scratch import Scratch
-from ckpttools.compare.bits import same_bits
-from ckpttools.compare.deviation import EXACT, Deviation, Tolerances
-from ckpttools.compare.measure import SCRATCH_BYTES, block_elements, deviation
-from ckpttools.compare.verify import side_by_side
+from ckpttools.compare.measure import EXACT, SCRATCH_BYTES, Deviation, Tolerances, block_elements, deviation
+from ckpttools.compare.verify import same_bits, side_by_side
 from ckpttools.core.budget import estimate_names_bytes
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType

@@ -10,7 +10,6 @@ import numpy as np
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.scratch import Scratch
-from ckpttools.compare.bits import same_bits
 from ckpttools.compare.causes import DETECTORS
 from ckpttools.compare.causes.base import ENOUGH, Case, Detector, Hypothesis
 from ckpttools.compare.causes.others import tied
@@ -18,6 +17,7 @@ from ckpttools.compare.diff import ArrayDiff
 from ckpttools.compare.measure import SCRATCH_BYTES
 from ckpttools.compare.renames import Candidates, moves, template
 from ckpttools.compare.samples import boxes, close, in_memory, same_in
+from ckpttools.compare.verify import same_bits
 from ckpttools.core.region import Region
 from ckpttools.digest.pairing import Pairing
 from ckpttools.plan.pieces import Item

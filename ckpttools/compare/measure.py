@@ -1,17 +1,25 @@
-"""Measure the deviation of two blocks of elements."""
+"""Measure the deviation of two arrays: as numbers, and in units in the last place (ulp).
+
+Because float32 rounds, close decisions are recalculated in float64: the largest deviations, and the
+elements within the tolerances.
+
+Elements are equal if they are the same number, or both NaN. A different sign of zero or NaN payload
+counts as different bits and, without tolerances, as a difference.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf
+from math import inf, isfinite
 
 import numpy as np
 
+from ckpttools.array.elements import wide, widen
 from ckpttools.array.scratch import Scratch
-from ckpttools.compare.deviation import EXACT, Deviation, Tolerances
-from ckpttools.compare.distances import as_doubles, steps_between
-from ckpttools.compare.ulp import IN_FLOAT32, deviation_in_float32
-from ckpttools.core.dtypes import DType
+from ckpttools.core.dataclass import dataclass
+from ckpttools.core.dtypes import DTYPES, DType
+from ckpttools.core.errors import UsageError
+from ckpttools.core.region import Shape
 
 # Bytes that are compared at once, of each side. With shorter blocks, workers wait for the interpreter lock:
 # bfloat16 ran at 1.9 GB/s on two cores with 512 KiB, 2.4 with 1 MiB, and 2.6 with 2 MiB.
@@ -20,6 +28,32 @@ _BLOCK_BYTES = 1 << 20
 _PART = 1 << 15
 # Memory for `deviation_in_float32`, and for the positions of differing elements in a block.
 SCRATCH_BYTES = 20 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerances:
+    """Tolerances of a comparison. A difference is ignored if it is within any of them.
+
+    Attributes:
+        atol, rtol: |a - b| <= atol + rtol * max(|a|, |b|).
+        ulp: Maximum difference in units in the last place.
+    """
+
+    atol: float = 0.0
+    rtol: float = 0.0
+    ulp: int = 0
+
+    def __post_init__(self) -> None:
+        # Reject NaN, too: no difference is within it, and none exceeds it.
+        if not (self.atol >= 0 and self.rtol >= 0 and self.ulp >= 0):
+            raise UsageError("a tolerance must be a number, and not negative", got=self)
+
+    @property
+    def any(self) -> bool:
+        return bool(self.atol or self.rtol or self.ulp)
+
+
+EXACT = Tolerances()
 
 
 def deviation(
@@ -118,3 +152,311 @@ def _of_part(a: np.ndarray, b: np.ndarray, dtypes: tuple[DType, DType], toleranc
 
 def _largest(values: np.ndarray, where: np.ndarray) -> float:
     return float(values.max(where=where, initial=0.0))
+
+
+IN_FLOAT32 = ("float16", "bfloat16", "float32")
+"""Dtypes that float32 can represent, with the layout that `steps_into` needs."""
+
+# Relative errors of float32 results here are less than 2**-22 ...
+_HAIR = 2.0**-20
+# ... and absolute errors of subnormal results are less than this.
+_LEAST = 2.0**-140
+# If more elements than this are close, the general method is used.
+_MOST = 1 << 15
+_FLOAT32, _BOOL = np.dtype(np.float32), np.dtype(np.bool_)
+
+Sides = tuple[np.ndarray, np.ndarray]
+Dtypes = tuple[DType, DType]
+"""Elements of both sides."""
+
+
+def deviation_in_float32(
+    sides: Sides, dtypes: Dtypes, tolerances: Tolerances, scratch: Scratch
+) -> Deviation | None:
+    """Return the deviation of consecutive elements; None if float32 is not precise enough.
+
+    Args:
+        sides: 1-d carriers of both sides, with at least one element.
+        dtypes: Dtypes of both sides, among `IN_FLOAT32`.
+        tolerances: Deviations that do not count in `beyond`.
+        scratch: Memory of 32 bytes per element.
+    """
+    size = sides[0].size
+    with (
+        scratch.take((3, size), _FLOAT32) as (x, y, gap),
+        scratch.take((size,), _BOOL) as mask,
+        scratch.take((size,), coarser(*dtypes).carrier) as steps,
+        np.errstate(invalid="ignore", over="ignore"),
+    ):
+        widen(sides[0], dtypes[0], x)
+        widen(sides[1], dtypes[1], y)
+        limit = float(np.absolute(np.subtract(x, y, out=gap), out=gap).max())
+        if not isfinite(limit) or not _can_be_rounded(dtypes, x, y):
+            return None
+        # Different numbers always have a nonzero difference, thanks to subnormal numbers.
+        if not limit:
+            return Deviation()
+        _steps(steps, sides, dtypes, (x, y), scratch)
+        magnitudes = np.maximum(np.absolute(x, out=x), np.absolute(y, out=y), out=x)
+        np.not_equal(gap, 0, out=mask)
+        differing, first = int(np.count_nonzero(mask)), int(mask.argmax())
+        beyond: int | None = differing
+        if tolerances.any:
+            beyond = _beyond(mask, gap, magnitudes, steps, y, sides, dtypes, tolerances, scratch)
+            first = int(mask.argmax()) if beyond else first
+        largest = _largest_ulp(mask, gap, limit, np.divide(gap, magnitudes, out=y), sides, dtypes)
+        if beyond is None or largest is None:
+            return None
+        return Deviation(
+            differing=differing,
+            beyond=beyond,
+            max_abs=largest[0],
+            max_rel=largest[1],
+            max_ulp=int(steps.max()),
+            first=(first,),
+        )
+
+
+def _can_be_rounded(dtypes: Dtypes, *sides: np.ndarray) -> bool:
+    """Return whether all numbers are within the range of the coarser dtype."""
+    room = coarser(*dtypes).beyond_range
+    return dtypes[0] == dtypes[1] or all(max(-float(side.min()), float(side.max())) < room for side in sides)
+
+
+def _steps(
+    out: np.ndarray,
+    carriers: Sides,
+    dtypes: Dtypes,
+    values: Sides,
+    scratch: Scratch,
+) -> None:
+    """Compute the steps between numbers in the coarser dtype; `values` are the elements in float32."""
+    dtype = coarser(*dtypes)
+    if dtypes[0] == dtypes[1]:
+        steps_into(out, carriers[0], carriers[1], dtype, scratch)
+        return
+    with scratch.take((2, out.size), dtype.carrier) as sides:
+        for k, side in enumerate(sides):
+            if dtypes[k] == dtype:
+                side[...] = carriers[k]
+            elif dtype.name == "float16":
+                side.view(np.float16)[...] = values[k]
+            else:
+                _to_bfloat16(values[k], side, scratch)
+        steps_into(out, sides[0], sides[1], dtype, scratch)
+
+
+def _to_bfloat16(values: np.ndarray, out: np.ndarray, scratch: Scratch) -> None:
+    """Round finite float32 numbers to nearest even, and write them as carriers."""
+    bits = values.view(np.uint32)
+    with scratch.take(bits.shape, bits.dtype) as rounded:
+        # Rounds to nearest even: adds half of the last kept place, minus the smallest step if that place is
+        # even.
+        np.bitwise_and(np.right_shift(bits, 16, out=rounded), 1, out=rounded)
+        np.add(np.add(rounded, 0x7FFF, out=rounded), bits, out=rounded)
+        np.right_shift(rounded, 16, out=out, casting="unsafe")
+
+
+def _largest_ulp(
+    mask: np.ndarray, gap: np.ndarray, limit: float, relative: np.ndarray, sides: Sides, dtypes: Dtypes
+) -> tuple[float, float] | None:
+    """Return the largest absolute and relative difference; None if there are too many candidates.
+
+    Args:
+        mask: Overwritten.
+        gap, limit: The differences, and the largest of them.
+        relative: The relative differences; NaN, from 0 and 0, is ignored.
+    """
+    ends = (gap, limit), (relative, float(np.fmax.reduce(relative)))
+    locations = [np.flatnonzero(np.greater_equal(item, end * (1 - _HAIR), out=mask)) for item, end in ends]
+    farthest = np.concatenate(locations)
+    if farthest.size > _MOST:
+        return None
+    apart, size = _exactly(farthest, sides, dtypes)
+    return float(apart.max()), float((apart / size).max())
+
+
+def _beyond(
+    mask: np.ndarray,
+    gap: np.ndarray,
+    size: np.ndarray,
+    steps: np.ndarray,
+    bound: np.ndarray,
+    sides: Sides,
+    dtypes: Dtypes,
+    tolerances: Tolerances,
+    scratch: Scratch,
+) -> int | None:
+    """Return the number of elements that exceed the tolerances; None if float32 leaves too many in doubt.
+
+    Args:
+        mask: Receives the elements that exceed the tolerances.
+        bound: Overwritten.
+    """
+    with scratch.take(mask.shape, _BOOL) as sure:
+        np.add(np.multiply(size, tolerances.rtol, out=bound), tolerances.atol, out=bound)
+        np.multiply(bound, 1 + _HAIR, out=bound)
+        np.greater(gap, np.add(bound, _LEAST, out=bound), out=sure)
+        np.multiply(bound, 1 - 3 * _HAIR, out=bound)
+        np.maximum(np.subtract(bound, 4 * _LEAST, out=bound), 0, out=bound)
+        np.greater(gap, bound, out=mask)
+        if tolerances.ulp:
+            mask &= np.greater(steps, tolerances.ulp)
+        doubtful = np.flatnonzero(np.greater(mask, sure, out=sure))
+    if doubtful.size > _MOST:
+        return None
+    apart, magnitude = _exactly(doubtful, sides, dtypes)
+    mask[doubtful] &= apart > tolerances.atol + tolerances.rtol * magnitude
+    return int(np.count_nonzero(mask))
+
+
+def _exactly(locations: np.ndarray, sides: Sides, dtypes: Dtypes) -> Sides:
+    """Return |a - b| and max(|a|, |b|) of a few elements, in float64."""
+    x, y = (as_doubles(item[locations], dtype) for item, dtype in zip(sides, dtypes, strict=True))
+    return np.abs(x - y), np.maximum(np.abs(x), np.abs(y))
+
+
+@dataclass(frozen=True, slots=True)
+class Deviation:
+    """The deviation of two arrays. Deviations of parts of an array can be added.
+
+    Attributes:
+        elements: Number of compared elements.
+        differing: Number of elements that are not equal.
+        beyond: Number of differing elements that exceed all tolerances.
+        other_bits: Number of elements that are equal but have different bits.
+        nan: Number of elements that are NaN on one side only; they count as differing and in no field below.
+        max_abs: Largest |a - b|; infinite if one element is infinite and the other is different.
+        max_rel: Largest |a - b| / max(|a|, |b|), which is at most 2; infinite if `max_abs` is.
+        max_ulp: Largest number of steps between the two elements among the numbers of the coarser dtype, with
+            infinity after the largest number. None between numbers of different kinds.
+        first: Index of the first element that exceeds all tolerances, or otherwise of the first that differs.
+    """
+
+    elements: int = 0
+    differing: int = 0
+    beyond: int = 0
+    other_bits: int = 0
+    nan: int = 0
+    max_abs: float = 0.0
+    max_rel: float = 0.0
+    max_ulp: int | None = 0
+    first: Shape | None = None
+
+    def __add__(self, other: Deviation) -> Deviation:
+        ulps = (self.max_ulp, other.max_ulp)
+        return Deviation(
+            self.elements + other.elements,
+            self.differing + other.differing,
+            self.beyond + other.beyond,
+            self.other_bits + other.other_bits,
+            self.nan + other.nan,
+            max(self.max_abs, other.max_abs),
+            max(self.max_rel, other.max_rel),
+            None if ulps[0] is None or ulps[1] is None else max(ulps[0], ulps[1]),
+            _earlier(self, other),
+        )
+
+
+def _earlier(one: Deviation, other: Deviation) -> Shape | None:
+    """Return the first index of both.
+
+    An index within the tolerances is returned only if none is beyond them.
+    """
+    ranked = [(not item.beyond, item.first) for item in (one, other) if item.first is not None]
+    return min(ranked)[1] if ranked else None
+
+
+def as_doubles(carriers: np.ndarray, dtype: DType) -> np.ndarray:
+    """Convert elements to float64, or to complex128 if they are complex. 64-bit integers are rounded."""
+    # Some NaN values cause numpy warnings.
+    with np.errstate(invalid="ignore"):
+        if dtype.kind == "complex":
+            return carriers.view(dtype.numpy).astype(np.complex128)
+        narrow = np.empty(carriers.shape, wide(dtype))
+        widen(carriers, dtype, narrow)
+        return narrow.astype(np.float64, copy=False)
+
+
+def coarser(a: DType, b: DType) -> DType:
+    """Return the floating-point dtype that rounds more; `a` if both round alike."""
+    return b if b.epsilon > a.epsilon else a
+
+
+def steps_between(a: np.ndarray, b: np.ndarray, dtypes: tuple[DType, DType]) -> np.ndarray | None:
+    """Return the number of steps of the coarser dtype between the elements. The result for NaN is arbitrary.
+
+    The distance to a number outside this dtype's range is larger than any distance within the range.
+    """
+    kinds = {"int" if dtype.is_whole else dtype.kind for dtype in dtypes}
+    if kinds == {"float"}:
+        dtype = coarser(*dtypes)
+        sides = (_rounded(item, own, dtype) for item, own in zip((a, b), dtypes, strict=True))
+        steps = _between(*(_ranks(side, dtype) for side in sides))
+        for item, own in zip((a, b), dtypes, strict=True):
+            if own != dtype:
+                size = np.abs(as_doubles(item, own))
+                steps[(size >= dtype.beyond_range) & np.isfinite(size)] = 1 << dtype.bits
+        return steps
+    if kinds == {"int"} and (dtypes[0] == dtypes[1] or "uint64" not in (d.name for d in dtypes)):
+        return _between(*(_integers(item, own) for item, own in zip((a, b), dtypes, strict=True)))
+    if kinds == {"complex"} and dtypes[0] == dtypes[1]:
+        part = DTYPES["float32" if dtypes[0].name == "complex64" else "float64"]
+        halves = [_ranks(item.view(part.carrier).reshape(-1, 2), part) for item in (a, b)]
+        return np.asarray(_between(*halves).max(axis=-1))
+    return None
+
+
+def steps_into(out: np.ndarray, a: np.ndarray, b: np.ndarray, dtype: DType, scratch: Scratch) -> None:
+    """Compute `steps_between` several times as fast, in unsigned integers of the elements' width.
+
+    Args:
+        out: Carriers of the dtype, which are overwritten.
+        a, b: 1-d carriers of a dtype with a sign bit followed by ordered magnitudes, without NaN.
+        dtype: Dtype of the elements.
+        scratch: Memory for twice the elements of `a`.
+    """
+    signed = np.dtype(f"<i{dtype.itemsize}")
+    with scratch.take((2, a.size), signed) as (one, other):
+        sign = out.view(signed)
+        for carriers, ranks in ((a, one), (b, other)):
+            # Negative numbers get negative ranks, by magnitude.
+            np.right_shift(carriers.view(signed), dtype.bits - 1, out=sign)
+            np.bitwise_and(sign, np.iinfo(signed).max, out=ranks)
+            np.bitwise_xor(ranks, carriers.view(signed), out=ranks)
+            np.subtract(ranks, sign, out=ranks)
+        np.maximum(one, other, out=sign)
+        np.subtract(sign, np.minimum(one, other, out=one), out=sign)
+
+
+def _ranks(carriers: np.ndarray, dtype: DType) -> np.ndarray:
+    """Return the ranks of floating-point numbers; 0 and -0 have rank 0."""
+    if dtype.bits == 64:
+        signed, lowest = carriers.view(np.int64), np.iinfo(np.int64).min
+        return np.asarray(np.where(signed < 0, lowest - signed, signed))
+    locations: np.ndarray = carriers.astype(np.int64)
+    if dtype.layout is not None and not dtype.layout.sign:
+        return locations
+    sign = 1 << (dtype.bits - 1)
+    return np.asarray(np.where(locations >= sign, sign - locations, locations))
+
+
+def _integers(carriers: np.ndarray, dtype: DType) -> np.ndarray:
+    if dtype.kind == "bool":
+        return np.asarray(carriers != 0).astype(np.int64)
+    values = carriers.view(dtype.numpy)
+    return np.asarray(values if dtype.name == "uint64" else values.astype(np.int64))
+
+
+def _between(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return |a - b| as unsigned integers, since signed integers can overflow."""
+    apart: np.ndarray = np.where(a > b, a - b, b - a)
+    return apart.view(np.uint64)
+
+
+def _rounded(carriers: np.ndarray, dtype: DType, to: DType) -> np.ndarray:
+    if dtype == to:
+        return carriers
+    from ckpttools.mapping.values import round_constant
+
+    return round_constant(carriers.view(dtype.numpy), to).view(to.carrier)

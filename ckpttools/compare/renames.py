@@ -16,7 +16,7 @@ from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.message_terms import action
 from ckpttools.core.region import Shape
 from ckpttools.maxtext.layers import split_number
-from ckpttools.maxtext.layout import LAYERS
+from ckpttools.maxtext.versions import LAYERS
 
 _SWAP = f"rename the arrays of one side with {action('remap')}, or convert again with the right rows"
 _SHOWN = 8

@@ -10,8 +10,7 @@ import numpy as np
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Stored, elementwise
 from ckpttools.array.scratch import Scratch
-from ckpttools.compare.distances import as_doubles, coarser
-from ckpttools.compare.measure import block_elements, deviation
+from ckpttools.compare.measure import as_doubles, block_elements, coarser, deviation
 from ckpttools.core.dtypes import DType
 from ckpttools.core.region import Region, Shape, split_evenly
 from ckpttools.mapping.values import Cast

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -9,7 +10,6 @@ import numpy as np
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.read_blocks import subview
 from ckpttools.array.scratch import Scratch
-from ckpttools.compare.bits import same_bits
 from ckpttools.core.budget import estimate_names_bytes
 from ckpttools.core.region import Region, Shape, split_evenly
 from ckpttools.digest.digest import coordinates
@@ -145,3 +145,16 @@ def _difference(name: str, array: LazyArray, elements: int, position: int) -> Di
     first = coordinates(array.shape, position)
     file, _ = array.first_byte(Region(first, tuple(i + 1 for i in first)))
     return Difference(name, "values", first=first, elements=elements, file=file or None)
+
+
+# A single call releases the interpreter lock for a full piece: comparing equal checkpoints ran at 0.62 of the
+# speed of `pread` on two cores, and at 0.46 with numpy's == in blocks.
+_memcmp = ctypes.CDLL(None).memcmp
+_memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+
+
+def same_bits(mine: np.ndarray, expected: np.ndarray) -> bool:
+    """Return whether two C-ordered arrays of the same dtype and shape have the same bytes."""
+    if not (mine.flags.c_contiguous and expected.flags.c_contiguous and mine.nbytes == expected.nbytes):
+        raise ValueError("only arrays of equal size in C order can be compared bit by bit")
+    return bool(_memcmp(mine.ctypes.data, expected.ctypes.data, mine.nbytes) == 0)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from ckpttools.copying.comparison import combine_part_evidence, find_differing_file
 from ckpttools.copying.part import FileGroup, files_below
 from ckpttools.copying.pieces import BLOCK_BYTES, CopyRoom, FileRange, PieceDigester, digest_of, room_for
+from ckpttools.copying.target import combine_part_evidence, find_differing_file
 from ckpttools.copying.transfer import Transferred, WrittenWrongError, check_files, transfer
 from ckpttools.core.errors import SourceChangedError, UsageError
 from ckpttools.core.message_terms import option, retry_term

@@ -12,12 +12,11 @@ from dataclasses import field, replace
 from functools import partial
 from typing import Literal
 
-from ckpttools.copying.comparison import CopyComparison
 from ckpttools.copying.execute import check_part, copy_part, room_of
 from ckpttools.copying.part import FileGroup
 from ckpttools.copying.pieces import CopyRoom
 from ckpttools.copying.selection import CopySelection
-from ckpttools.copying.target import CopyTarget
+from ckpttools.copying.target import CopyComparison, CopyTarget
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.process_memory import peak_bytes
 from ckpttools.core.text import plural, sample_names

@@ -18,12 +18,13 @@ from ckpttools.core.text import first_names, natural_key
 from ckpttools.diagnosis import checks as checks_room
 from ckpttools.diagnosis.base import ERROR, LEVELS, Check, Finding, Fix, as_finding, finding_of, pasted
 from ckpttools.diagnosis.checks.checksums import has_checksums
-from ckpttools.diagnosis.format_faults import format_checks
 from ckpttools.diagnosis.inventory import Inventory, ValueReading, inventory_of
-from ckpttools.formats.base import ReadOptions
+from ckpttools.formats.base import ReadOptions, SupportsFaults
 from ckpttools.formats.foreign import foreign_error
 from ckpttools.formats.interrupted import refuse_empty
+from ckpttools.formats.known_formats import formats
 from ckpttools.formats.orbax.steps import Step
+from ckpttools.formats.registry import faults_in
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.formats.zarr import untyped_arrays
 from ckpttools.formats.zarr.legacy_runs import is_legacy_step
@@ -325,3 +326,19 @@ def _refuse_ill(location: str, result: Iterable[Finding]) -> None:
                 got=item.what,
                 hint="repair the errors first",
             )
+
+
+def format_checks() -> Iterator[Check]:
+    """Yield the checks of all formats that have one."""
+    for name, format in formats().items():
+        if isinstance(format, SupportsFaults):
+            yield _check(name, format)
+
+
+def _check(name: str, format: SupportsFaults) -> Check:
+    def look(inventory: Inventory) -> Iterator[Finding]:
+        for location in inventory.locations(name):
+            for error in faults_in(format, location, inventory.read):
+                yield finding_of(error, location, why="none of its tensors can be trusted")
+
+    return Check(name, format.looks_for, look)

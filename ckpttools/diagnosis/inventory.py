@@ -16,7 +16,7 @@ from ckpttools.array.tree import Tree
 from ckpttools.checks.base import ModelDirectory
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError
-from ckpttools.diagnosis.probing import is_directory
+from ckpttools.diagnosis.safe_files import is_directory
 from ckpttools.formats.base import SIDECARS, ReadOptions, SupportsLocation, SupportsStepFiles
 from ckpttools.formats.detect import LocationKind, find_leftover
 from ckpttools.formats.interrupted import absent

@@ -17,8 +17,8 @@ from ckpttools.core.message_terms import action
 from ckpttools.core.text import sort_naturally
 from ckpttools.digest.leaves import LeafKinds, nodes_of, texts_of
 from ckpttools.maxtext.layers import LayerStack
-from ckpttools.maxtext.layout import CARRIED_PREFIX
 from ckpttools.maxtext.stacked_layers import unstack_layers
+from ckpttools.maxtext.versions import CARRIED_PREFIX
 from ckpttools.maxtext.view import view_of
 from ckpttools.roles.of_tree import Typed, roles_of
 

@@ -1,10 +1,12 @@
-"""Plot the lost time against the interval between saves, as an SVG image."""
+"""Plot the lost time against the interval between saves, as an SVG or PNG image."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import log10
 
+from ckpttools.core.errors import StorageError
+from ckpttools.core.extras import require_package
 from ckpttools.maxtext.training_plan import Tier
 
 _WIDTH, _HEIGHT, _LEFT, _TOP = 720, 400, 70, 50
@@ -81,3 +83,34 @@ def _tick(x: float, text: str) -> str:
         f'<path d="M{x:.1f},{_BOTTOM} v5" stroke="black"/>'
         f'<text x="{x:.1f}" y="{_BOTTOM + 20}" text-anchor="middle">{text}</text>'
     )
+
+
+# Scale of the image, because text of size 12 is hard to read in the SVG's own units.
+_ZOOM = 2
+_WORD = (
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 20 20" font-family="{}">'
+    '<text y="15">{}</text></svg>'
+)
+
+
+def png_of(svg: str, fonts: str) -> bytes:
+    """Return the image as PNG.
+
+    Args:
+        svg: SVG with a viewBox.
+        fonts: Font families of the text, as named in the SVG.
+
+    Raises:
+        MissingPackageError: The package is not installed.
+        StorageError: No font is installed, so text would be silently omitted.
+    """
+    require_package("resvg_py", "a PNG image")
+    import resvg_py
+
+    if resvg_py.svg_to_bytes(_WORD.format(fonts, "x")) == resvg_py.svg_to_bytes(_WORD.format(fonts, "")):
+        raise StorageError(
+            "no font was found for the text of the image",
+            expected=f"one of {fonts}",
+            hint="install one, such as fonts-dejavu-core; or choose a name that ends in .svg",
+        )
+    return bytes(resvg_py.svg_to_bytes(svg, zoom=_ZOOM))

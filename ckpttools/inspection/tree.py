@@ -23,11 +23,10 @@ from ckpttools.core.tabular import Tabular
 from ckpttools.core.text import plural
 from ckpttools.inspection.filtering import filtered
 from ckpttools.maxtext.layers import LayerGroup
-from ckpttools.maxtext.layout import SCAN_LAYERS, FlavourName, Kind
 from ckpttools.maxtext.recognition import FamilyGuess, guess_families
 from ckpttools.maxtext.scan_axis import scan_axis_remarks
 from ckpttools.maxtext.variables import matching_versions
-from ckpttools.maxtext.versions import VERSIONS
+from ckpttools.maxtext.versions import SCAN_LAYERS, VERSIONS, FlavourName, Kind
 from ckpttools.maxtext.view import Optimizer, view_of
 from ckpttools.quantized.view import DequantizedTree, Quantization, quantized_view
 from ckpttools.quantized.weights import is_scale

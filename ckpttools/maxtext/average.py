@@ -20,9 +20,9 @@ from ckpttools.core.region import Region, split_evenly
 from ckpttools.core.text import array_count
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.maxtext.config_differences import ConfigDifference, config_differences, config_of
-from ckpttools.maxtext.layout import FACTOR, STEPS
 from ckpttools.maxtext.scan_axis import KeepScanAxis
 from ckpttools.maxtext.strip import StripOptimizer
+from ckpttools.maxtext.versions import FACTOR, STEPS
 from ckpttools.quantized.config import DEFAULT_DTYPE
 from ckpttools.quantized.unsupported_errors import refuse_few_bits
 from ckpttools.quantized.view import quantized_view

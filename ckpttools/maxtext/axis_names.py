@@ -18,8 +18,8 @@ from ckpttools.core.errors import CheckpointError
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.sizes import lengths_of
-from ckpttools.maxtext.layout import SCAN_AXIS
 from ckpttools.maxtext.model_options import ModelOptions, family_for
+from ckpttools.maxtext.versions import SCAN_AXIS
 from ckpttools.maxtext.view import view_of
 
 AxisNames = tuple[tuple[str, ...], ...]

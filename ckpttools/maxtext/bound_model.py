@@ -21,11 +21,11 @@ from ckpttools.maxtext.config_differences import require_own_rows, require_same_
 from ckpttools.maxtext.conversion_options import TEXT, ToHuggingFace
 from ckpttools.maxtext.family_layouts import family_as_stored
 from ckpttools.maxtext.layers import LayerNotes, with_layer_notes
-from ckpttools.maxtext.layout import VOCAB
 from ckpttools.maxtext.model_config import text_config
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.model_options import family_for, rope_flags
 from ckpttools.maxtext.scan_axis import known_scan_axis, stored_scan_axis, with_scan_axis
+from ckpttools.maxtext.versions import VOCAB
 from ckpttools.maxtext.view import view_of
 from ckpttools.model_families.family import Family, Spelling
 from ckpttools.model_families.registry import families, names_a_file

@@ -21,8 +21,8 @@ from ckpttools.mapping.flags import Flag
 from ckpttools.mapping.sizes import Size, nested_value
 from ckpttools.mapping.table import Table
 from ckpttools.maxtext.config.model_facts import FULL_ATTENTION, LAYER_TYPES
-from ckpttools.maxtext.layout import VOCAB
 from ckpttools.maxtext.model_files import sidecars_of
+from ckpttools.maxtext.versions import VOCAB
 from ckpttools.model_families.family import Family
 from ckpttools.model_families.hf_defaults import (
     TEXT_PARTS,

@@ -11,13 +11,12 @@ from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import option
 from ckpttools.formats.base import ReadOptions
-from ckpttools.maxtext.layout import SCAN_AXES, SCAN_AXIS
 from ckpttools.maxtext.model_options import ModelOptions, check_choice
 from ckpttools.maxtext.native_fp8 import (
     QUANTIZED,
     Quantized,
 )
-from ckpttools.maxtext.versions import NEWEST, version_called
+from ckpttools.maxtext.versions import NEWEST, SCAN_AXES, SCAN_AXIS, version_called
 from ckpttools.maxtext.vocabulary import WAYS
 from ckpttools.quantized.config import Like
 from ckpttools.stores.registry import LocationLike

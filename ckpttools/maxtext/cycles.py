@@ -14,7 +14,7 @@ from ckpttools.core.message_terms import option
 from ckpttools.core.region import Shape
 from ckpttools.core.text import format_ranges, plural
 from ckpttools.maxtext.layers import LayerStack, single_layers
-from ckpttools.maxtext.layout import BLOCKS, DECODER, GLOBAL, LAYER, LAYERS, LOCAL, REMAINDER
+from ckpttools.maxtext.versions import BLOCKS, DECODER, GLOBAL, LAYER, LAYERS, LOCAL, REMAINDER
 
 CycleNames = Literal["layers", "layer", "local-global", "layers-local-global", "blocks-layers"]
 # The contents of a layer: path below the layer -> shape and dtype.

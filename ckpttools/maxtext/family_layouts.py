@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from ckpttools.mapping.keys import parse_key
 from ckpttools.mapping.row import Layers
-from ckpttools.maxtext.layout import GLOBAL, LAYER, LOCAL
-from ckpttools.maxtext.versions import NEWEST, VERSIONS, Version
+from ckpttools.maxtext.versions import GLOBAL, LAYER, LOCAL, NEWEST, VERSIONS, Version
 from ckpttools.model_families.family import Family
 
 

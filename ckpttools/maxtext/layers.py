@@ -35,7 +35,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, ShapeError, listing
 from ckpttools.core.message_terms import option
 from ckpttools.core.region import Shape
-from ckpttools.maxtext.layout import (
+from ckpttools.maxtext.versions import (
     BLOCKS,
     DECODER,
     FINAL_NORM,

@@ -20,9 +20,9 @@ from ckpttools.formats.json_file import read_json
 from ckpttools.formats.registry import open_tree, sidecars_at
 from ckpttools.formats.sidecar import CARRIED, Sidecars, files_of_model, read_file
 from ckpttools.formats.sidecar_files import CONFIG
-from ckpttools.maxtext.layout import CARRIED_PREFIX
 from ckpttools.maxtext.model_config import WeightsConfig
 from ckpttools.maxtext.model_options import ModelOptions
+from ckpttools.maxtext.versions import CARRIED_PREFIX
 from ckpttools.quantized.config import FILES, declared_quantization
 from ckpttools.quantized.view import quantized_view
 from ckpttools.stores.base import File

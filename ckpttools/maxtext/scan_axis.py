@@ -16,7 +16,7 @@ from ckpttools.core.errors import FormatError
 from ckpttools.core.message_terms import option
 from ckpttools.mapping.keys import Key
 from ckpttools.maxtext.layers import scan_axes, with_layer_notes
-from ckpttools.maxtext.layout import DECODER, SCAN_AXIS
+from ckpttools.maxtext.versions import DECODER, SCAN_AXIS
 from ckpttools.maxtext.view import MaxTextView, view_of
 from ckpttools.model_families.family import Family
 from ckpttools.transforms.base import Transform, Transformed

@@ -30,13 +30,22 @@ from ckpttools.mapping.sizes import lengths_of
 from ckpttools.mapping.table import Table
 from ckpttools.maxtext.cycles import Cycle, CycleNames
 from ckpttools.maxtext.hub_names import with_family_names
-from ckpttools.maxtext.layout import BLOCKS, DECODER, LAYER, LOCAL, REMAINDER, STEPS, VALUE
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.model_options import ModelOptions, family_for, require_config
 from ckpttools.maxtext.smaller_config import KeptParts, SmallerConfig, smaller_config
 from ckpttools.maxtext.source_checks import refuse_adapters
 from ckpttools.maxtext.stacking import StackLayers, UnstackLayers, cycle_of
-from ckpttools.maxtext.versions import NEWEST, version_called
+from ckpttools.maxtext.versions import (
+    BLOCKS,
+    DECODER,
+    LAYER,
+    LOCAL,
+    NEWEST,
+    REMAINDER,
+    STEPS,
+    VALUE,
+    version_called,
+)
 from ckpttools.maxtext.view import view_of
 from ckpttools.model_families.family import PLAIN, Family
 from ckpttools.quantized.unsupported_errors import quantized_error, require_numbers

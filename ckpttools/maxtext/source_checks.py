@@ -12,7 +12,7 @@ from ckpttools.core.text import array_count, first_names
 from ckpttools.formats.adapters import ADAPTER, refuse_adapter, wrapped_weights
 from ckpttools.formats.base import SIDECARS
 from ckpttools.formats.sidecar_files import CONFIG
-from ckpttools.maxtext.layout import DECODER, EMBEDDING, FACTOR
+from ckpttools.maxtext.versions import DECODER, EMBEDDING, FACTOR
 from ckpttools.maxtext.view import view_of
 from ckpttools.model_families.registry import family_of
 from ckpttools.stores.registry import parse

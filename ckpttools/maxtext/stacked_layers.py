@@ -18,7 +18,7 @@ from ckpttools.core.message_terms import action
 from ckpttools.core.region import Shape
 from ckpttools.core.text import sample_names
 from ckpttools.maxtext.layers import LayerStack, is_scale_of_layer, layer_key_slice
-from ckpttools.maxtext.layout import DECODER, STATE_AXIS
+from ckpttools.maxtext.versions import DECODER, STATE_AXIS
 from ckpttools.maxtext.view import MaxTextView, view_of
 
 

@@ -19,14 +19,25 @@ from ckpttools.mapping.sizes import Size, derive, lengths_of, sizes_from_config
 from ckpttools.maxtext.cycles import Cycle, CycleNames, plan_stacks
 from ckpttools.maxtext.family_layouts import family_in
 from ckpttools.maxtext.layers import LayerNotes, first_axis_names, layer_stacks, notes_match, with_layer_notes
-from ckpttools.maxtext.layout import BLOCKS, DECODER, LAYER, LAYERS, LOCAL, PIPELINE, SCAN_AXIS, SCAN_LAYERS
 from ckpttools.maxtext.model_options import ModelOptions, family_for
 from ckpttools.maxtext.recognition import FamilyFit, family_fits
 from ckpttools.maxtext.scan_axis import KeepScanAxis, known_scan_axis, with_scan_axis
 from ckpttools.maxtext.stacked_layers import check_moments, stack_layers, stacked_paths, unstack_layers
 from ckpttools.maxtext.strip import NewFlavour, StripOptimizer
 from ckpttools.maxtext.variables import first_axis_of, refuse_moments, version_of_state
-from ckpttools.maxtext.versions import NEWEST, Version, version_called
+from ckpttools.maxtext.versions import (
+    BLOCKS,
+    DECODER,
+    LAYER,
+    LAYERS,
+    LOCAL,
+    NEWEST,
+    PIPELINE,
+    SCAN_AXIS,
+    SCAN_LAYERS,
+    Version,
+    version_called,
+)
 from ckpttools.maxtext.view import MaxTextView, view_of
 from ckpttools.model_families.family import Family
 from ckpttools.model_families.hf_defaults import default_fields

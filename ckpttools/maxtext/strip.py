@@ -15,10 +15,10 @@ from ckpttools.core.errors import FormatError, UsageError, listing
 from ckpttools.core.message_terms import action, option, quoted_option
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count
-from ckpttools.formats.orbax.several_items import one_item
+from ckpttools.formats.orbax.runs import one_item
 from ckpttools.maxtext.layers import first_axis_names, with_layer_notes
-from ckpttools.maxtext.layout import NNX_AUX, OPTIMIZER, STEP, STEPS
 from ckpttools.maxtext.variables import collection_moves
+from ckpttools.maxtext.versions import NNX_AUX, OPTIMIZER, STEP, STEPS
 from ckpttools.maxtext.view import LINEN, NNX, Flavour, MaxTextView, linen_state, view_of
 from ckpttools.quantized.protection import refuse_separation
 from ckpttools.quantized.view import quantized_view

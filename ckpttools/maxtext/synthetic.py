@@ -22,9 +22,9 @@ from ckpttools.mapping.table import Table, right_shapes
 from ckpttools.mapping.values import Shift, Whole
 from ckpttools.maxtext.config.model_facts import ModelFacts
 from ckpttools.maxtext.conversion_options import TEXT
-from ckpttools.maxtext.layout import DECODER, EMBEDDING
 from ckpttools.maxtext.model_config import text_config
 from ckpttools.maxtext.model_options import ModelOptions, family_for
+from ckpttools.maxtext.versions import DECODER, EMBEDDING
 from ckpttools.maxtext.view import view_of
 from ckpttools.model_families.family import Family
 from ckpttools.model_families.hf_defaults import default_values

@@ -9,7 +9,7 @@ from ckpttools.array.tree import keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.message_terms import option
 from ckpttools.mapping.flags import Flag
-from ckpttools.maxtext.layout import EMBEDDING, HEAD
+from ckpttools.maxtext.versions import EMBEDDING, HEAD
 from ckpttools.model_families.family import Family, Spelling
 
 FLAG = "tied"

@@ -34,7 +34,6 @@ from ckpttools.maxtext.bound_model import (
 from ckpttools.maxtext.config.deviations import TIED_HEAD, VISION_TOWER, deviations
 from ckpttools.maxtext.config.model_facts import ModelFacts
 from ckpttools.maxtext.conversion_options import TEXT, ToHuggingFace
-from ckpttools.maxtext.layout import EMBEDDING, VOCAB
 from ckpttools.maxtext.model_config import (
     WeightsConfig,
     absent_mtp_field,
@@ -54,6 +53,7 @@ from ckpttools.maxtext.native_fp8 import (
 )
 from ckpttools.maxtext.original_dtypes import main_dtype, restore_dtype
 from ckpttools.maxtext.scan_axis import with_scan_axis
+from ckpttools.maxtext.versions import EMBEDDING, VOCAB
 from ckpttools.maxtext.vocabulary import Surplus
 from ckpttools.model_families.family import Spelling
 from ckpttools.model_families.hf_defaults import default_values

@@ -33,7 +33,6 @@ from ckpttools.maxtext.hub_names import (
     with_family_names,
     with_hub_names,
 )
-from ckpttools.maxtext.layout import PARAMS, SCAN_LAYERS
 from ckpttools.maxtext.model_config import refuse_lost_parts
 from ckpttools.maxtext.model_options import ModelOptions, family_for, require_config, rope_flags
 from ckpttools.maxtext.native_fp8 import (
@@ -54,7 +53,7 @@ from ckpttools.maxtext.recognition import (
 )
 from ckpttools.maxtext.scan_axis import with_scan_axis
 from ckpttools.maxtext.variables import with_variable_axes
-from ckpttools.maxtext.versions import version_called
+from ckpttools.maxtext.versions import PARAMS, SCAN_LAYERS, version_called
 from ckpttools.maxtext.view import linen_state
 from ckpttools.model_families.family import Family, Spelling
 from ckpttools.model_families.hf_defaults import default_fields, default_values

@@ -13,12 +13,21 @@ from ckpttools.core.message_terms import action, option, option_names
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count
 from ckpttools.maxtext.layers import first_axis_names, split_number, with_layer_notes
-from ckpttools.maxtext.layout import AUXILIARY, GLOBAL, LAYER, LAYERS, LOCAL
 from ckpttools.maxtext.native_fp8 import scale_pairs
 from ckpttools.maxtext.scan_axis import known_scan_axis
 from ckpttools.maxtext.stacking import StackAsModel, StackLayers, UnstackLayers
 from ckpttools.maxtext.variables import collection_moves, is_variable, misplaced_variables, refuse_moments
-from ckpttools.maxtext.versions import NEWEST, VERSIONS, Version, version_called
+from ckpttools.maxtext.versions import (
+    AUXILIARY,
+    GLOBAL,
+    LAYER,
+    LAYERS,
+    LOCAL,
+    NEWEST,
+    VERSIONS,
+    Version,
+    version_called,
+)
 from ckpttools.maxtext.view import view_of
 from ckpttools.transforms.base import Transform, Transformed
 

@@ -10,8 +10,7 @@ from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.message_terms import action
 from ckpttools.maxtext.layers import first_axis_names, layer_key_slice, with_layer_notes
-from ckpttools.maxtext.layout import COLLECTION, GLOBAL, LAYERS, LOCAL
-from ckpttools.maxtext.versions import NEWEST, VERSIONS, Version
+from ckpttools.maxtext.versions import COLLECTION, GLOBAL, LAYERS, LOCAL, NEWEST, VERSIONS, Version
 from ckpttools.maxtext.view import MaxTextView, view_of
 
 

@@ -44,7 +44,7 @@ from ckpttools.maxtext.layers import (
     stacked_keys,
     stacked_lengths,
 )
-from ckpttools.maxtext.layout import (
+from ckpttools.maxtext.versions import (
     AUXILIARY,
     BASE,
     COLLECTION,

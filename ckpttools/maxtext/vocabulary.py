@@ -15,7 +15,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ConfigError
 from ckpttools.core.message_terms import option
 from ckpttools.core.region import Region, Shape, split_evenly
-from ckpttools.maxtext.layout import VOCABULARY
+from ckpttools.maxtext.versions import VOCABULARY
 
 WAYS = ("keep", "drop")
 """How to handle rows beyond the vocabulary, regardless of their values."""

@@ -24,8 +24,17 @@ from ckpttools.core.region import ceil_div
 from ckpttools.core.text import array_count, plural
 from ckpttools.formats.base import Layout, Writer
 from ckpttools.formats.placement import ChunkFiles, Placement, Referenced
-from ckpttools.plan.streamed import cut_in_order, estimate_groups, groups, sort_by_output, task_sizes
-from ckpttools.plan.task import LARGEST_TASK, Task, cut, reading_costs
+from ckpttools.plan.task import (
+    LARGEST_TASK,
+    Task,
+    cut,
+    cut_in_order,
+    estimate_groups,
+    groups,
+    reading_costs,
+    sort_by_output,
+    task_sizes,
+)
 from ckpttools.stores.costs import Streams
 
 _SMALLEST_TASK = 1 << 20

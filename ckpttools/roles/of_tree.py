@@ -35,7 +35,6 @@ from ckpttools.roles.mirrors import (
     lifted,
     outside,
 )
-from ckpttools.roles.named_state import named_state
 from ckpttools.roles.names import (
     KEYS,
     LONE_KEY,
@@ -51,7 +50,7 @@ from ckpttools.roles.names import (
     may_tell,
     unwrapped,
 )
-from ckpttools.roles.unnamed_state import in_branches, unnamed_state
+from ckpttools.roles.optimizer_state import in_branches, named_state, unnamed_state
 
 Role = Literal["parameter", "optimizer", "other"]
 # Number of leading keys that distinguish the largest parts of a tree, apart from nested wrappers.

@@ -7,7 +7,7 @@ from ckpttools.core.errors import CheckpointError
 from ckpttools.core.tabular import Tabular
 from ckpttools.core.text import plural
 from ckpttools.formats.detect import Detected, LocationState
-from ckpttools.runs.usage import measure_usage
+from ckpttools.runs.listing import measure_usage
 from ckpttools.stores.concurrency import map_concurrently
 
 

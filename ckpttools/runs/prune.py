@@ -21,9 +21,8 @@ from ckpttools.formats.orbax.owned_files import find_unowned_in_item
 from ckpttools.formats.orbax.steps import IN_PROGRESS, OrbaxItem, OrbaxRun, Step
 from ckpttools.formats.registry import open_tree
 from ckpttools.runs.journal import fingerprint
-from ckpttools.runs.listing import RECORD, RunListing, StepListing, listed
+from ckpttools.runs.listing import RECORD, RunListing, StepListing, listed, measure_usage
 from ckpttools.runs.policy import Keep
-from ckpttools.runs.usage import measure_usage
 from ckpttools.stores.base import DirEntry
 from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.location import Location

@@ -13,8 +13,7 @@ from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.detect import PLAIN_STEP, TRAINER_STEP, find_in_step, find_trainer_steps
 from ckpttools.formats.registry import open_detected
 from ckpttools.formats.torch.latest import LATEST, text_in
-from ckpttools.runs.listing import ItemListing, RunListing, StepListing, list_tree
-from ckpttools.runs.usage import measure_usage
+from ckpttools.runs.listing import ItemListing, RunListing, StepListing, list_tree, measure_usage
 from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.location import Location
 

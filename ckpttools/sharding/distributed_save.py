@@ -23,8 +23,7 @@ from ckpttools.core.region import Region, Shape, grid_cell, split_evenly
 from ckpttools.formats.base import Writer
 from ckpttools.formats.placement import Placement
 from ckpttools.plan.plan import Plan
-from ckpttools.plan.streamed import sort_by_output
-from ckpttools.plan.task import Task
+from ckpttools.plan.task import Task, sort_by_output
 from ckpttools.run.entries import UnfinishedError
 from ckpttools.run.events import Observer, Receipt
 from ckpttools.run.fingerprint import fingerprint

@@ -15,7 +15,7 @@ and the Hub uses one commit (`ckpttools.stores.web.hub_staging`).
 implemented differently (`ckpttools.stores.objects.staging`):
 
 * `Store.streams` declares sequential writes and the best size of an object. The plan then orders the tasks of
-  each file (`ckpttools.plan.streamed`): all tasks of a file form a group for one worker. A group is recorded
+  each file (`ckpttools.plan.task`): all tasks of a file form a group for one worker. A group is recorded
   when its objects are complete, so work resumes object by object. Every object is marked with its plan.
 * `content` is the final key itself if that does not exist yet. Its store buffers the small files passed to
   `write` until `publish` writes them. The two files that mark the step and the item as complete are written

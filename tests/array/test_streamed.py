@@ -19,10 +19,9 @@ from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.placement import Appended, ChunkFiles, DataFile, Placement
 from ckpttools.formats.safetensors.write import SafetensorsWriter
 from ckpttools.formats.zarr.write import ZarrWriter
-from ckpttools.plan import streamed
+from ckpttools.plan import task as tasks
 from ckpttools.plan.plan import build
-from ckpttools.plan.streamed import cut_in_order, grid_boxes, task_sizes
-from ckpttools.plan.task import prices
+from ckpttools.plan.task import cut_in_order, grid_boxes, prices, task_sizes
 from ckpttools.stores.costs import Streams
 from ckpttools.testing.strategies import chunk_shapes, lazy_arrays
 
@@ -83,7 +82,7 @@ def test_small_tasks_read_no_more_than_large_tasks(data):
     layout = Layout({("a",): placement}, {})
     limit = data.draw(st.integers(64, 4096))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(streamed, "_SMALLEST_TASK", 64)
+        patch.setattr(tasks, "_SMALLEST_TASK", 64)
         (size,) = task_sizes({("a",): array}, layout, limit).values()
     assert min(64, limit) <= size <= limit
 

@@ -11,11 +11,22 @@ from hypothesis import strategies as st
 
 from ckpttools import DTYPES, DType
 from ckpttools.array.scratch import Scratch
-from ckpttools.compare import ulp
-from ckpttools.compare.deviation import EXACT, Deviation, Tolerances
-from ckpttools.compare.distances import as_doubles, coarser, steps_between, steps_into
-from ckpttools.compare.measure import SCRATCH_BYTES, _of_part, block_elements, deviation
-from ckpttools.compare.ulp import IN_FLOAT32, deviation_in_float32
+from ckpttools.compare import measure
+from ckpttools.compare.measure import (
+    EXACT,
+    IN_FLOAT32,
+    SCRATCH_BYTES,
+    Deviation,
+    Tolerances,
+    _of_part,
+    as_doubles,
+    block_elements,
+    coarser,
+    deviation,
+    deviation_in_float32,
+    steps_between,
+    steps_into,
+)
 
 DTYPE = st.sampled_from([DTYPES[name] for name in IN_FLOAT32])
 
@@ -73,7 +84,7 @@ def test_tolerance_boundaries_are_exact(dtype: DType, seed: int, where: int, ato
     x, y = (as_doubles(item[where : where + 1], dtype)[0] for item in (a, b))
     gap = abs(x - y)
     hair = {"": 0.0, "exact": 1.0, "below": 1 - 2.0**-40, "above": 1 + 2.0**-40}
-    tolerances = Tolerances(gap * hair[atol], gap / max(abs(x), abs(y)) * hair[rtol] if gap else 0.0, ulp)
+    tolerances = Tolerances(gap * hair[atol], gap / max(abs(x), abs(y)) * hair[rtol] if gap else 0.0, measure)
     assert through_float32(a, b, dtype, tolerances) == _of_part(a, b, (dtype, dtype), tolerances)
 
 
@@ -146,7 +157,7 @@ def test_differences_beyond_float32_are_compared_in_float64():
 
 
 def test_too_many_equal_differences_are_reported(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(ulp, "_MOST", 10)
+    monkeypatch.setattr(measure, "_MOST", 10)
     dtype = DTYPES["bfloat16"]
     a, b = (np.full(50, bits, np.uint16) for bits in (0x3F80, 0x3F81))
     assert deviation_in_float32((a, b), (dtype, dtype), EXACT, Scratch(1 << 16)) is None

@@ -29,8 +29,7 @@ from ckpttools.core.region import ceil_div, count_runs, grid_cell, grid_indices
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import storage_of
 from ckpttools.inspection.advice import advice
-from ckpttools.inspection.chunks import inspect_chunks, predict
-from ckpttools.inspection.meshes import parse_spec
+from ckpttools.inspection.chunks import inspect_chunks, parse_spec, predict
 from ckpttools.sharding.mesh import MeshShape, parse_mesh
 from ckpttools.testing.strategies import stored
 

@@ -23,10 +23,8 @@ import ckpttools
 from ckpttools import DTYPES, LazyArray, MemoryBudgetError, Tree
 from ckpttools.array.nodes import Stored, take
 from ckpttools.codecs.zstd import Zstd
-from ckpttools.compare.deviation import Deviation, Tolerances
 from ckpttools.compare.diff import ArrayDiff, diff
-from ckpttools.compare.distances import as_doubles
-from ckpttools.compare.measure import deviation
+from ckpttools.compare.measure import Deviation, Tolerances, as_doubles, deviation
 from ckpttools.digest.pairing import Pairing
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.safetensors.write import SafetensorsWriter

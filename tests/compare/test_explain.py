@@ -20,11 +20,11 @@ from ckpttools.array.nodes import Stored
 from ckpttools.array.tree import keystr
 from ckpttools.codecs.zstd import Zstd
 from ckpttools.compare.align import align
-from ckpttools.compare.deviation import EXACT, Tolerances
+from ckpttools.compare.causes.axes import reshape, transposes
 from ckpttools.compare.diff import ArrayDiff, diff
 from ckpttools.compare.explain import explain
+from ckpttools.compare.measure import EXACT, Tolerances
 from ckpttools.compare.renames import moves
-from ckpttools.compare.reshape import reshape, transposes
 from ckpttools.compare.samples import in_memory
 from ckpttools.core.message_terms import render
 from ckpttools.digest.pairing import Pairing

@@ -16,7 +16,7 @@ from support.orbax_items import LITTLE, write_item, zarr3
 import ckpttools
 from ckpttools import FormatError
 from ckpttools.array.gaps import missing_chunks
-from ckpttools.inspection.report.contents import contents
+from ckpttools.inspection.html_report import contents
 from ckpttools.inspection.tree import inspect_tree
 
 HOSTS = ORBAX / "emergency"

@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpttools import FormatError, UsageError
-from ckpttools.formats.orbax import ocdbt, ocdbt_encode, ocdbt_read
+from ckpttools.formats.orbax import ocdbt, ocdbt_files
 from ckpttools.formats.orbax.ocdbt import Extent
-from ckpttools.formats.orbax.ocdbt_encode import encode
-from ckpttools.formats.orbax.ocdbt_read import read
+from ckpttools.formats.orbax.ocdbt_files import encode, read
 
 NODES = "d/index"
 
@@ -308,7 +307,7 @@ def sample(**options):
 
 
 def with_manifest(manifest):
-    return in_memory(ocdbt_encode.EncodedIndex(manifest, sample().nodes, 1, 0))
+    return in_memory(ocdbt_files.EncodedIndex(manifest, sample().nodes, 1, 0))
 
 
 def with_node(node):
@@ -318,7 +317,7 @@ def with_node(node):
     old, new = bytes([0, 0, len(index.nodes)]), bytes([0, 0, len(node)])
     assert len(node) < 128
     assert tail.count(old) == 1
-    return in_memory(ocdbt_encode.EncodedIndex(framed(tail.replace(old, new)), node, 1, 0))
+    return in_memory(ocdbt_files.EncodedIndex(framed(tail.replace(old, new)), node, 1, 0))
 
 
 def error(fetch):
@@ -362,7 +361,7 @@ def test_truncated_manifests_are_refused():
 def test_truncated_node_is_refused():
     index = sample()
     size = len(index.nodes)
-    wrong = error(in_memory(ocdbt_encode.EncodedIndex(index.manifest, index.nodes[:-1], 1, 0)))
+    wrong = error(in_memory(ocdbt_files.EncodedIndex(index.manifest, index.nodes[:-1], 1, 0)))
     assert "truncated" in wrong.message
     assert (wrong.got, wrong.expected) == (f"{size - 1} bytes", f"{size} bytes")
     assert wrong.location == f"{NODES}:0:{size}"
@@ -378,7 +377,7 @@ def test_every_flipped_bit_is_found(data):
     blobs = {"manifest": bytearray(index.manifest), "nodes": bytearray(index.nodes)}
     blob = blobs[data.draw(st.sampled_from(sorted(blobs)))]
     blob[data.draw(st.integers(0, len(blob) - 1))] ^= 1 << data.draw(st.integers(0, 7))
-    error(in_memory(ocdbt_encode.EncodedIndex(bytes(blobs["manifest"]), bytes(blobs["nodes"]), 0, 0)))
+    error(in_memory(ocdbt_files.EncodedIndex(bytes(blobs["manifest"]), bytes(blobs["nodes"]), 0, 0)))
 
 
 def test_checksum_mismatch_names_location_and_both_values():
@@ -461,7 +460,7 @@ def test_out_of_range_data_file_id_is_refused():
 
 
 def test_module_needs_neither_numpy_nor_tensorstore():
-    for module in (ocdbt, ocdbt_encode, ocdbt_read):
+    for module in (ocdbt, ocdbt_files, ocdbt_files):
         text = Path(module.__file__).read_text()
         assert "import numpy" not in text
         assert "import tensorstore" not in text

@@ -9,9 +9,8 @@ import zstandard
 from support.command_line import ckpt
 
 from ckpttools import FormatError
-from ckpttools.formats.orbax import ocdbt, ocdbt_encode
-from ckpttools.formats.orbax.ocdbt_encode import encode
-from ckpttools.formats.orbax.ocdbt_read import read
+from ckpttools.formats.orbax import ocdbt, ocdbt_files
+from ckpttools.formats.orbax.ocdbt_files import encode, read
 
 MANIFEST_MAGIC, NODE_MAGIC = bytes.fromhex("0cdb3a2a"), bytes.fromhex("0cdb20de")
 MEGABYTE = 1 << 20
@@ -29,8 +28,8 @@ def _framed(magic, body, kind):
 
 
 def manifest_body(height, offset, length):
-    head = bytes(16) + b"\0" + ocdbt_encode._varints(ocdbt.CONFIG) + ocdbt_encode._table(["d/n"])
-    return head + ocdbt_encode._varints([1, 1, height, 0, offset, length, 0, 0, 0]) + bytes(8) + b"\0"
+    head = bytes(16) + b"\0" + ocdbt_files._varints(ocdbt.CONFIG) + ocdbt_files._table(["d/n"])
+    return head + ocdbt_files._varints([1, 1, height, 0, offset, length, 0, 0, 0]) + bytes(8) + b"\0"
 
 
 def database(manifest, nodes=b""):
@@ -45,10 +44,10 @@ def database(manifest, nodes=b""):
 def interior(height, children):
     """A node whose children are byte ranges of the file that it lies in."""
     count, (offsets, lengths) = len(children), zip(*children, strict=True)
-    keys = ocdbt_encode._strings([bytes([number]) for number in range(count)], [0] * count)
+    keys = ocdbt_files._strings([bytes([number]) for number in range(count)], [0] * count)
     columns = [offsets, lengths, *[[1] * count] * 3]
-    body = bytes([height]) + ocdbt_encode._table(["d/n"]) + ocdbt_encode._varint(count) + keys + bytes(count)
-    return frame(NODE_MAGIC, body + b"".join(map(ocdbt_encode._varints, columns)))
+    body = bytes([height]) + ocdbt_files._table(["d/n"]) + ocdbt_files._varint(count) + keys + bytes(count)
+    return frame(NODE_MAGIC, body + b"".join(map(ocdbt_files._varints, columns)))
 
 
 def leaf():
@@ -80,13 +79,13 @@ def zstd_of_zeros():
 
 def many_versions():
     count = 2 * MEGABYTE
-    head = bytes(16) + b"\0" + ocdbt_encode._varints(ocdbt.CONFIG) + ocdbt_encode._table(["d/n"])
-    return database(frame(MANIFEST_MAGIC, head + ocdbt_encode._varint(count) + bytes(count), zstd=True))
+    head = bytes(16) + b"\0" + ocdbt_files._varints(ocdbt.CONFIG) + ocdbt_files._table(["d/n"])
+    return database(frame(MANIFEST_MAGIC, head + ocdbt_files._varint(count) + bytes(count), zstd=True))
 
 
 def many_files():
     count = 2 * MEGABYTE
-    head = bytes(16) + b"\0" + ocdbt_encode._varints(ocdbt.CONFIG) + ocdbt_encode._varint(count)
+    head = bytes(16) + b"\0" + ocdbt_files._varints(ocdbt.CONFIG) + ocdbt_files._varint(count)
     return database(frame(MANIFEST_MAGIC, head + bytes(count), zstd=True))
 
 
@@ -94,8 +93,8 @@ def long_keys():
     """Keys of 60,000 bytes in 5 bytes each, as they share all but their last."""
     count, length = 80_000, 60_000
     columns = [[length] * (count - 1), [length + 1], [1] * (count - 1)]
-    keys = b"".join(map(ocdbt_encode._varints, columns)) + bytes(length + count)
-    node = frame(NODE_MAGIC, b"\0\0" + ocdbt_encode._varint(count) + keys + bytes(2 * count))
+    keys = b"".join(map(ocdbt_files._varints, columns)) + bytes(length + count)
+    node = frame(NODE_MAGIC, b"\0\0" + ocdbt_files._varint(count) + keys + bytes(2 * count))
     return database(frame(MANIFEST_MAGIC, manifest_body(0, 0, len(node))), node)
 
 
@@ -103,8 +102,8 @@ def long_paths():
     """The same of the table of data files."""
     count, length = 80_000, 60_000
     columns = [[length] * (count - 1), [length + 1], [1] * (count - 1), [0] * count]
-    table = b"".join(map(ocdbt_encode._varints, columns)) + b"a" * (length + count)
-    node = frame(NODE_MAGIC, b"\0" + ocdbt_encode._varint(count) + table + b"\0")
+    table = b"".join(map(ocdbt_files._varints, columns)) + b"a" * (length + count)
+    node = frame(NODE_MAGIC, b"\0" + ocdbt_files._varint(count) + table + b"\0")
     return database(frame(MANIFEST_MAGIC, manifest_body(0, 0, len(node))), node)
 
 
@@ -141,8 +140,8 @@ def long_keys(count, length=60_000):
     """Manifest and node of keys that are alike but for their last byte."""
     columns = [[length] * (count - 1), [length + 1], [1] * (count - 1)]
     suffixes = bytes(length) + b"".join(bytes([number]) for number in range(count))
-    keys = b"".join(map(ocdbt_encode._varints, columns)) + suffixes
-    node = frame(NODE_MAGIC, b"\0\0" + ocdbt_encode._varint(count) + keys + bytes(2 * count), zstd=True)
+    keys = b"".join(map(ocdbt_files._varints, columns)) + suffixes
+    node = frame(NODE_MAGIC, b"\0\0" + ocdbt_files._varint(count) + keys + bytes(2 * count), zstd=True)
     return frame(MANIFEST_MAGIC, manifest_body(0, 0, len(node))), node
 
 

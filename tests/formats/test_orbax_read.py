@@ -23,7 +23,7 @@ from ckpttools import CheckpointError, Empty, FormatError, LaterStepWarning, Usa
 from ckpttools.array.tree import keystr
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.orbax import metadata as orbax_metadata
-from ckpttools.formats.orbax import ocdbt, ocdbt_encode, ocdbt_read
+from ckpttools.formats.orbax import ocdbt, ocdbt_files
 from ckpttools.formats.orbax.runs import DamagedStepError, steps_around
 from ckpttools.formats.orbax.write import INDEX_FILE
 from ckpttools.formats.registry import open_tree
@@ -111,7 +111,7 @@ def index_files_of(item: Path) -> set[str]:
         data = (item / file).read_bytes()
         return data[offset:] if length is None else data[offset : offset + length]
 
-    entries = ocdbt_read.read(fetch)
+    entries = ocdbt_files.read(fetch)
     documents = (entry for key, entry in entries.items() if key.endswith(b"/zarr.json"))
     return fetched | {entry.file for entry in documents if isinstance(entry, ocdbt.Extent)}
 
@@ -501,8 +501,8 @@ def change_index(item: Path, change) -> None:
         data = (item / file).read_bytes()
         return data[offset:] if length is None else data[offset : offset + length]
 
-    entries = ocdbt_read.read(fetch)
+    entries = ocdbt_files.read(fetch)
     change(entries)
-    index = ocdbt_encode.encode(entries.items(), INDEX_FILE)
+    index = ocdbt_files.encode(entries.items(), INDEX_FILE)
     (item / INDEX_FILE).write_bytes(index.nodes)
     (item / "manifest.ocdbt").write_bytes(index.manifest)

@@ -22,7 +22,7 @@ from ckpttools.digest.canonical import Selection
 from ckpttools.digest.hashing import hash_tree
 from ckpttools.digest.manifest import read_manifest
 from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.orbax import ocdbt, ocdbt_encode, ocdbt_read
+from ckpttools.formats.orbax import ocdbt, ocdbt_files
 from ckpttools.formats.orbax.arrays import Arrays
 from ckpttools.formats.orbax.entries import Files
 from ckpttools.formats.orbax.sharding import stored_shardings
@@ -156,7 +156,7 @@ def _ocdbt(data: bytes) -> object:
         # Wherever a node is said to be, there is this one.
         return manifest if file == ocdbt.MANIFEST else node
 
-    return ocdbt_read.read(fetch)
+    return ocdbt_files.read(fetch)
 
 
 def _ocdbt_seeds() -> list[bytes]:
@@ -168,7 +168,7 @@ def _ocdbt_seeds() -> list[bytes]:
     many = {b"layers_%d/c/0" % number: b"x" for number in range(9)}
     result = []
     for entries, limit in ((small, 100), (many, 3)):
-        index = ocdbt_encode.encode(entries.items(), "d/n", node_entries=limit)
+        index = ocdbt_files.encode(entries.items(), "d/n", node_entries=limit)
         root = index.nodes[index.nodes.rindex(ocdbt.NODE_MAGIC) :]
         result.append(packed({"manifest": _body(index.manifest), "node": _body(root)}))
     return result
@@ -189,7 +189,7 @@ def _database_files(data: bytes) -> Iterator[tuple[str, bytes]]:
 def _database_seeds() -> list[bytes]:
     files = dict(unpacked(packed_directory(FIXTURES / "orbax/pytree_ocdbt0_zarr31")))
     entries = {name.encode(): content for name, content in files.items() if not name.startswith("_")}
-    index = ocdbt_encode.encode(entries.items(), "d/n")
+    index = ocdbt_files.encode(entries.items(), "d/n")
     metadata = json.loads(files["_METADATA"]) | {"use_ocdbt": True}
     built = {"_METADATA": json.dumps(metadata).encode(), "manifest.ocdbt": _body(index.manifest)}
     return [packed({**built, "d/n": _body(index.nodes)})]

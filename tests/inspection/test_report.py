@@ -23,9 +23,8 @@ from support.locations import HF
 import ckpttools
 from ckpttools import DTYPES, Tree
 from ckpttools.array.nodes import Constant
+from ckpttools.inspection.html_report import contents, page
 from ckpttools.inspection.layer_rows import layer_rows
-from ckpttools.inspection.report.contents import contents
-from ckpttools.inspection.report.page import page
 from ckpttools.inspection.stats import inspect_stats
 from ckpttools.inspection.tree import inspect_tree
 from ckpttools.testing.strategies import many_leaves, stored

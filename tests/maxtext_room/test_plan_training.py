@@ -216,7 +216,7 @@ class TestPlot:
         assert ckpt(*words, "--plot", "lost.png").exit_code == 2
 
     def test_missing_extra_is_named(self, words, monkeypatch):
-        monkeypatch.setattr("ckpttools.inspection.png.find_spec", lambda name: None)
+        monkeypatch.setattr("ckpttools.inspection.lost_time.find_spec", lambda name: None)
         refused = ckpt(*words, "--plot", "lost.png")
         assert refused.exit_code == 2 and "pip install 'ckpttools[plot]'" in refused.output
         assert not Path("lost.png").exists()

@@ -39,7 +39,7 @@ from ckpttools import (
     UsageError,
 )
 from ckpttools.copying import pieces, transfer
-from ckpttools.formats.orbax import ocdbt, ocdbt_encode
+from ckpttools.formats.orbax import ocdbt, ocdbt_files
 from ckpttools.stores import parse
 from ckpttools.stores.local.staging import LocalStaging
 from ckpttools.stores.local.staging_names import remove_mark
@@ -190,8 +190,8 @@ class TestLocal:
         item = run_of_steps / "5" / "default"
         entry = ocdbt.Extent("../../0/default/d/x", 0, 1)
         with monkeypatch.context() as patch:
-            patch.setattr(ocdbt_encode, "check_path", lambda path, location=None: None)
-            index = ocdbt_encode.encode([(b"a/.zarray", entry)], "d/index")
+            patch.setattr(ocdbt_files, "check_path", lambda path, location=None: None)
+            index = ocdbt_files.encode([(b"a/.zarray", entry)], "d/index")
         (item / "d" / "index").write_bytes(index.nodes)
         (item / "manifest.ocdbt").write_bytes(index.manifest)
         with pytest.raises(FormatError, match="not the path of a data file") as caught:

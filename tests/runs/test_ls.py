@@ -22,8 +22,7 @@ from ckpttools.api import summary as summaries
 from ckpttools.core.errors import suppress_step_warnings
 from ckpttools.core.text import format_age
 from ckpttools.formats.torch.zero import FORMAT
-from ckpttools.runs.listing import find_run, listed, looked_at
-from ckpttools.runs.usage import measure_usage
+from ckpttools.runs.listing import find_run, listed, looked_at, measure_usage
 from ckpttools.stores.registry import parse
 
 

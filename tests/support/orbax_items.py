@@ -13,7 +13,7 @@ import tensorstore as ts
 from ckpttools import LazyArray, Region
 from ckpttools.array.scratch import Scratch
 from ckpttools.array.tree import Path as TreePath
-from ckpttools.formats.orbax import ocdbt, ocdbt_encode, ocdbt_read
+from ckpttools.formats.orbax import ocdbt, ocdbt_files
 from support.locations import ORBAX
 
 EXPECTED: dict[str, list[dict[str, Any]]] = json.loads((ORBAX / "expected.json").read_bytes())
@@ -142,9 +142,9 @@ def change_index(item: Path, change: Callable[[dict[bytes, ocdbt.Entry]], object
         data = (item / file).read_bytes()
         return data[offset:] if length is None else data[offset : offset + length]
 
-    entries = ocdbt_read.read(fetch)
+    entries = ocdbt_files.read(fetch)
     change(entries)
-    index = ocdbt_encode.encode(entries.items(), "d/index")
+    index = ocdbt_files.encode(entries.items(), "d/index")
     (item / "d" / "index").write_bytes(index.nodes)
     (item / "manifest.ocdbt").write_bytes(index.manifest)
 

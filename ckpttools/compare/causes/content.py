@@ -8,7 +8,7 @@ import numpy as np
 
 from ckpttools.array.nodes import Constant, elementwise, window
 from ckpttools.compare.causes.base import ENOUGH, Case, Cause, Claim, Hypothesis, detector, zeros_like
-from ckpttools.compare.distances import coarser
+from ckpttools.compare.measure import coarser
 from ckpttools.compare.samples import as_dtype
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ckpttools.core.message_terms import call
 from ckpttools.diagnosis.base import INFO, WARNING, Check, Finding, Fix, mending
 from ckpttools.diagnosis.inventory import Directory, Inventory
-from ckpttools.diagnosis.new_files import write_new
+from ckpttools.diagnosis.safe_files import write_new
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, COMMIT_FILE, V1_FILE
 from ckpttools.formats.orbax.steps import (

@@ -9,7 +9,7 @@ from ckpttools.core.message_terms import call
 from ckpttools.core.text import format_age, plural, sort_naturally
 from ckpttools.diagnosis.base import ERROR, INFO, WARNING, Check, Finding, on_disk
 from ckpttools.diagnosis.inventory import Inventory
-from ckpttools.diagnosis.probing import is_directory
+from ckpttools.diagnosis.safe_files import is_directory
 from ckpttools.formats.detect import SET_ASIDE
 from ckpttools.formats.interrupted import going_on, next_step
 from ckpttools.formats.orbax.steps import IN_PROGRESS, PRUNE_DIRECTORY, Step

@@ -24,8 +24,7 @@ from ckpttools.diagnosis.base import (
     set_aside,
 )
 from ckpttools.diagnosis.inventory import INDEX, SAFETENSORS, Inventory, SafetensorsFiles, json_or_error
-from ckpttools.diagnosis.new_files import write_new
-from ckpttools.diagnosis.probing import is_file
+from ckpttools.diagnosis.safe_files import is_file, write_new
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.safetensors.format import NAMES, header_of
 from ckpttools.formats.safetensors.header import SafetensorsHeader

@@ -11,9 +11,9 @@ from ckpttools.core.text import plural
 from ckpttools.diagnosis.arrays import array_findings
 from ckpttools.diagnosis.base import ERROR, INFO, Check, Finding, Fix, mending, set_aside
 from ckpttools.diagnosis.inventory import Directory, Inventory, ListedItem
-from ckpttools.diagnosis.new_files import holds, refuse_existing, write_new
+from ckpttools.diagnosis.safe_files import holds, refuse_existing, write_new
 from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.orbax import ocdbt_encode, ocdbt_read
+from ckpttools.formats.orbax import ocdbt_files
 from ckpttools.formats.orbax.entries import Indexed
 from ckpttools.formats.orbax.index import processes_of, read_index, union_of
 from ckpttools.formats.orbax.metadata import TREE_FILE
@@ -80,9 +80,9 @@ def merge_indexes(path: Location, read: ReadOptions) -> str:
     _refuse_holes(ListedItem(Directory(path, tuple(files), tuple(names)), path, read=read))
     digest = hashlib.sha256(repr(list(entries.items())).encode()).hexdigest()
     node_file = f"d/{digest[:32]}"
-    index = ocdbt_encode.encode(entries.items(), node_file)
+    index = ocdbt_files.encode(entries.items(), node_file)
     stored = {node_file: index.nodes, MANIFEST: index.manifest}
-    if ocdbt_read.read(lambda file, start, length: _part(stored[file], start, length)) != entries:
+    if ocdbt_files.read(lambda file, start, length: _part(stored[file], start, length)) != entries:
         raise FormatError("the merged index does not read back as it was made", location=path)
     refuse_existing(path / MANIFEST)
     if not holds(path / node_file, index.nodes):  # An interrupted merge leaves this file.

@@ -75,7 +75,7 @@ class Orbax:
         items = orbax_runs.find_items(place, options.step)
         if len(items) == 1:
             return _opened_item(items[0], options)
-        from ckpttools.formats.orbax.several_items import open_items
+        from ckpttools.formats.orbax.runs import open_items
 
         return open_items(items, partial(_opened_item, options=options), all_items=options.all_items)
 
@@ -84,7 +84,7 @@ class Orbax:
 
         if not tree.metadata.items:
             return stored_shardings(tree)
-        from ckpttools.formats.orbax.several_items import one_item
+        from ckpttools.formats.orbax.runs import one_item
 
         return {
             (name, *path): sharding
@@ -100,7 +100,7 @@ class Orbax:
 
         location = parse(tree.metadata.location)
         if tree.metadata.items:
-            from ckpttools.formats.orbax.several_items import several_items_error
+            from ckpttools.formats.orbax.runs import several_items_error
 
             raise several_items_error(location, tree.metadata.items)
         if not is_item(location):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError
 from ckpttools.core.message_terms import action
-from ckpttools.formats.orbax import ocdbt_read
+from ckpttools.formats.orbax import ocdbt_files
 from ckpttools.formats.orbax.ocdbt import MANIFEST, Entry, Extent, length_of
 from ckpttools.stores.base import File
 from ckpttools.stores.location import Location
@@ -72,7 +72,7 @@ def read_index(directory: Location, max_bytes: int) -> Index:
             source.close()
 
     try:
-        return Index((MANIFEST,), ocdbt_read.read(fetch, max_bytes), tuple(nodes))
+        return Index((MANIFEST,), ocdbt_files.read(fetch, max_bytes), tuple(nodes))
     except FormatError as error:
         raise error.at(directory / (error.location or MANIFEST)) from error
 

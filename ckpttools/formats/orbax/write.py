@@ -24,7 +24,7 @@ from ckpttools.formats.checks import LONGEST_NAME, check_dtypes, check_paths, is
 from ckpttools.formats.orbax import metadata as orbax_metadata
 from ckpttools.formats.orbax.index import PROCESSES
 from ckpttools.formats.orbax.ocdbt import MANIFEST, Entry, Extent
-from ckpttools.formats.orbax.ocdbt_encode import encode
+from ckpttools.formats.orbax.ocdbt_files import encode
 from ckpttools.formats.placement import Appended, ChunkFiles, DataFile, Placement, Range, Referenced
 from ckpttools.formats.references import NO_REFERENCES, ReferenceMode, References, find
 from ckpttools.formats.zarr import zarr3

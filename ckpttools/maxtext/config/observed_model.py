@@ -22,7 +22,6 @@ from ckpttools.maxtext.config.report import Contradiction, ModelSetting
 from ckpttools.maxtext.config.run_settings import GivenSettings, is_same_value
 from ckpttools.maxtext.family_layouts import family_as_stored
 from ckpttools.maxtext.hub_names import with_family_names
-from ckpttools.maxtext.layout import EMBEDDING, SCAN_AXIS, SCAN_LAYERS, VOCAB
 from ckpttools.maxtext.model_config import absent_towers
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.model_options import ModelOptions, family_for, require_config, rope_flags
@@ -36,6 +35,7 @@ from ckpttools.maxtext.native_fp8 import (
 )
 from ckpttools.maxtext.scan_axis import stored_scan_axis
 from ckpttools.maxtext.source_checks import refuse_adapters
+from ckpttools.maxtext.versions import EMBEDDING, SCAN_AXIS, SCAN_LAYERS, VOCAB
 from ckpttools.maxtext.view import MaxTextView, view_of
 from ckpttools.model_families.family import Family
 from ckpttools.model_families.hf_defaults import default_values

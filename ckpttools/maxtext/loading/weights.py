@@ -10,7 +10,11 @@ from ckpttools.core.errors import CheckpointError
 from ckpttools.core.message_terms import action
 from ckpttools.core.text import plural
 from ckpttools.formats.sidecar_files import CONFIG
-from ckpttools.maxtext.layout import (
+from ckpttools.maxtext.loading.report import Expected, Problem, RunSetting
+from ckpttools.maxtext.loading.settings import DEFAULT, DEFAULTS, Settings
+from ckpttools.maxtext.native_fp8 import IGNORES_SCALES, scale_pairs
+from ckpttools.maxtext.variables import misplaced_variables
+from ckpttools.maxtext.versions import (
     AUXILIARY,
     COLLECTION,
     DECODER,
@@ -22,12 +26,8 @@ from ckpttools.maxtext.layout import (
     LORA_KEY,
     OPTIMIZER,
     PARAMS,
+    Version,
 )
-from ckpttools.maxtext.loading.report import Expected, Problem, RunSetting
-from ckpttools.maxtext.loading.settings import DEFAULT, DEFAULTS, Settings
-from ckpttools.maxtext.native_fp8 import IGNORES_SCALES, scale_pairs
-from ckpttools.maxtext.variables import misplaced_variables
-from ckpttools.maxtext.versions import Version
 from ckpttools.maxtext.view import MaxTextView, view_of
 from ckpttools.model_families.registry import family_of
 

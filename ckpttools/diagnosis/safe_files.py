@@ -1,10 +1,25 @@
-"""Create new files for fixes atomically, without replacing existing ones."""
+"""Probe files without raising errors, and create new ones without replacing others."""
 
 from __future__ import annotations
 
-from ckpttools.core.errors import FormatError
-from ckpttools.diagnosis.probing import is_file
+from ckpttools.core.errors import FormatError, StorageError
 from ckpttools.stores.location import Location
+
+
+def is_file(path: Location) -> bool:
+    """Return whether a regular file, or a link to one, exists."""
+    try:
+        return path.is_file()
+    except StorageError:
+        return False
+
+
+def is_directory(path: Location) -> bool:
+    """Return whether a directory, or a link to one, exists."""
+    try:
+        return path.is_dir()
+    except StorageError:
+        return False
 
 
 def write_new(path: Location, content: bytes) -> None:

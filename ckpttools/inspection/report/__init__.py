@@ -1,1 +1,0 @@
-"""HTML reports: the data (`contents`) and the page around it (`page`)."""
