@@ -8,12 +8,15 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import click
 from oracle_table import oracle_page
 from proofs import proofs
 from reference import reference_page
+from schemas import NAMES as SCHEMAS
+from schemas import schema_text
 
 from ckpttools.checks.registry import OWN_CHECKS
 from ckpttools.checks.registry import checks as model_checks
@@ -192,6 +195,36 @@ def table(rows: Sequence[tuple[str, ...]]) -> str:
     return "".join(f"| {' | '.join(item.replace('|', chr(92) + '|') for item in row)} |\n" for row in rows)
 
 
+def llms_page() -> str:
+    """Return an index of the pages for language models, as https://llmstxt.org describes it."""
+    lines = [LLMS]
+    for path in sorted(Path(__file__).parent.glob("*.md")):
+        title, _, rest = path.read_text().partition("\n")
+        text = next(
+            part
+            for part in rest.split("\n\n")
+            if part.strip() and not part.lstrip().startswith(("```", "#", "|"))
+        )
+        first = re.split(r"(?<=[.:])\s", " ".join(text.split()))[0].rstrip(":.")
+        lines.append(f"- [{title.lstrip('# ')}]({path.name}): {first}.")
+    return "\n".join(lines) + "\n"
+
+
+LLMS = """# ckpttools
+
+> A command line, `ckpt`, and a Python package that convert, inspect, compare and repair checkpoints of
+> language models: Hugging Face safetensors, MaxText and Orbax, PyTorch, Flax and zarr. `ckpt PATH` identifies
+> a path and suggests commands. `ckpt skill` prints how to work with it. Every command takes `--help`;
+> commands that report take `--json`.
+
+## Output for programs
+
+- [JSON output](json.md): fields, errors, exit codes and progress.
+- [Schemas](schemas/commands.json): the JSON schemas of each command's output.
+
+## Pages
+"""
+
 PAGES = {
     "cli.md": commands_page,
     "deviations.md": deviations_page,
@@ -199,12 +232,15 @@ PAGES = {
     "oracle.md": oracle_page,
     "reference.md": reference_page,
     "reliability.md": reliability_page,
+    "llms.txt": llms_page,
+    **{f"schemas/{name}.json": partial(schema_text, name) for name in (*SCHEMAS, "commands")},
 }
 
 if __name__ == "__main__":
     names = [name for name in sys.argv[1:] if name != "--check"] or list(PAGES)
     for name in names:
-        path = Path(__file__).with_name(name)
+        path = Path(__file__).parent / name
+        path.parent.mkdir(exist_ok=True)
         if "--check" not in sys.argv:
             path.write_text(PAGES[name]())
         elif not path.is_file() or path.read_text() != PAGES[name]():

@@ -13,8 +13,17 @@ from contextlib import contextmanager, suppress
 
 import click
 
-from ckpttools.cli.output import click_error, error_width, labeled_lines, print_error, style_label, with_flags
+from ckpttools.cli.output import (
+    click_error,
+    error_width,
+    labeled_lines,
+    print_error,
+    print_json,
+    style_label,
+    with_flags,
+)
 from ckpttools.cli.signals import Stopped
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import (
     CheckpointError,
     MemoryBudgetError,
@@ -28,30 +37,78 @@ _DEFECT, _PIPE_CLOSED = 70, 141
 _NO_SPACE_ERRORS = ("cannot allocate memory", "failed to map segment", "can't start new thread")
 
 
-def exit_code_of(end: BaseException, *, traceback: bool) -> int:
+def exit_code_of(end: BaseException, *, traceback: bool, as_json: bool = False) -> int:
     """Print why a command ended on stderr, and return the exit code of the process.
 
     Args:
         end: Exception that the command raised.
         traceback: Whether to print the traceback as well.
+        as_json: Whether to print the error as one JSON object on stdout as well.
     """
     if isinstance(end, click.Abort):  # click raises Abort at the end of a file.
         end = end.__cause__ or end
-    with suppress(OSError):  # stderr may be closed.
-        if isinstance(end, click.NoSuchOption):
-            from ckpttools.cli.suggestions import explain_unknown_option
+    if isinstance(end, click.NoSuchOption):
+        from ckpttools.cli.suggestions import explain_unknown_option
 
-            end = click.UsageError(explain_unknown_option(end), end.ctx)
+        end = click.UsageError(explain_unknown_option(end), end.ctx)
+    is_exit = isinstance(end, click.ClickException | Stopped)
+    error = None if is_exit else _translate_click(end) or _describe_internal_error(end)
+    with suppress(OSError):  # stderr may be closed.
         if isinstance(end, click.ClickException):
             click_error(end)
         elif isinstance(end, Stopped):
             print_error(str(end))
-        else:
-            print_error(*_describe_error(end, traceback))
-    if isinstance(end, (click.ClickException, Stopped)):
-        return end.exit_code
-    error = _translate_click(end)
-    return error.exit_code if error else _DEFECT
+        elif error is not None:
+            lines = map(style_label, _error_lines(error, error_width()))
+            print_error(*_traceback_lines(end, traceback), *lines)
+    if isinstance(end, click.ClickException | Stopped):
+        code = end.exit_code
+    else:
+        code = error.exit_code if error and _translate_click(end) else _DEFECT
+    if as_json and code != _PIPE_CLOSED:
+        with suppress(OSError):  # stdout may be closed, or full.
+            print_json(JsonError(_error_report(end, error, code)), event="error")
+    return code
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorReport:
+    """An error, as `--json` prints it.
+
+    Attributes:
+        what: What failed.
+        at: Path or other location; None if there is none.
+        expected: What was expected there; None if that is not known.
+        got: What was found instead; None if that is not known.
+        hint: What to do next, such as a command; None if there is no advice.
+        exit_code: Exit code of the process.
+    """
+
+    what: str
+    at: str | None
+    expected: str | None
+    got: str | None
+    hint: str | None
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class JsonError:
+    """The object on stdout if a command fails with `--json`."""
+
+    error: ErrorReport
+
+
+def _error_report(end: BaseException, error: CheckpointError | None, code: int) -> ErrorReport:
+    if error is not None:
+        raw = error.raw
+        return ErrorReport(raw.message, raw.location, raw.expected, raw.got, raw.hint, code)
+    if isinstance(end, click.ClickException):
+        context = getattr(end, "ctx", None)
+        hint = f"`{context.command_path} --help` describes the arguments" if context is not None else None
+        return ErrorReport(end.format_message(), None, None, None, hint, code)
+    what, _, hint = str(end).partition(" ")
+    return ErrorReport(what, None, None, None, hint or None, code)
 
 
 @contextmanager
@@ -90,12 +147,10 @@ def retry_partial_writes() -> None:
         sys.stdout = io.TextIOWrapper(buffer, sys.stdout.encoding, sys.stdout.errors)
 
 
-def _describe_error(end: BaseException, traceback: bool) -> list[str]:
+def _traceback_lines(end: BaseException, is_shown: bool) -> list[str]:
     from traceback import format_tb
 
-    way = [item.rstrip("\n") for item in format_tb(end.__traceback__)] if traceback else []
-    lines = _error_lines(_translate_click(end) or _describe_internal_error(end), error_width())
-    return [*way, *(style_label(line) for line in lines)]
+    return [item.rstrip("\n") for item in format_tb(end.__traceback__)] if is_shown else []
 
 
 def _error_lines(error: CheckpointError, room: int | None) -> list[str]:

@@ -139,6 +139,7 @@ _GROUPS = {
         "formats": lazy_command("families", "formats", "List the supported checkpoint formats."),
         "demo": lazy_command("demo", "demo", "Convert a small model to MaxText and back, and load it."),
         "help": lazy_command("help", "help_command", "Show the help of a command, or of a topic."),
+        "skill": lazy_command("skill", "skill", "Print a SKILL.md for coding agents."),
         "completion": lazy_command("completion", "completion", "Print a shell completion script."),
     },
 }
@@ -176,8 +177,9 @@ class _Root(LazyGroup):
                 code = run()
         except BaseException as end:
             words = sys.argv[1:] if args is None else args
-            # A usage error may occur before this option is parsed.
-            code = exit_code_of(end, traceback=bool(chosen("traceback")) or "--traceback" in words)
+            # A usage error may come before the options are parsed.
+            is_traced = bool(chosen("traceback")) or "--traceback" in words
+            code = exit_code_of(end, traceback=is_traced, as_json=_is_json(words))
         if chosen("verbose"):
             from ckpttools.core.process_memory import peak_bytes
 
@@ -274,6 +276,14 @@ def _complete_in_shell(complete: Callable[[], object]) -> NoReturn:
         choose("completion", True)
         complete()
     sys.exit(1)
+
+
+def _is_json(words: Sequence[str]) -> bool:
+    """Return whether a command line asks for JSON, even if it cannot be parsed."""
+    if "--jsonl" in words:
+        choose("jsonl", True)
+    is_default = os.environ.get("CKPT_JSON", "").lower() in ("1", "true", "yes", "on")
+    return "--jsonl" in words or "--json" in words or is_default
 
 
 def _requires_arguments(command: click.Command) -> bool:

@@ -13,7 +13,7 @@ from click.core import ParameterSource
 from ckpttools.api.options import DOWNLOAD, LIMITS, MEMORY, WRITING
 from ckpttools.cli.command import PanelOption
 from ckpttools.cli.message_terms import flag
-from ckpttools.cli.output import print_stderr, with_flags
+from ckpttools.cli.output import choose, chosen, print_stderr, with_flags
 from ckpttools.core.budget import format_size, limit_memory, parse_size
 from ckpttools.core.errors import CheckpointError, MemoryBudgetError
 from ckpttools.core.options import PLACEHOLDER, Option, any_text, shared, switch
@@ -201,14 +201,26 @@ def completion_of(option: Option) -> Callable[[click.Context, click.Parameter, s
     return complete
 
 
-DRY_RUN, PROGRESS, JSON = shared(
+DRY_RUN, PROGRESS, JSON_LINES, JSON = shared(
     "Output",
     switch("dry_run", "Print the plan and write nothing."),
     Option("progress", bool, True, "Report progress on stderr.", env=True),
-    switch("as_json", "Print the result as JSON.", flag="--json", env=True),
+    switch("as_jsonl", "Print progress and the result as JSON, one object per line.", flag="--jsonl"),
+    switch("as_json", "Print the result as JSON; also an error.", flag="--json", env=True),
 )
-json_option = flags(JSON)
-progress_option = flags(PROGRESS)
+
+
+def _choose_json_lines(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value:
+        choose("jsonl", True)
+
+
+json_option = _make_flag(JSON, callback=lambda ctx, param, value: value or bool(chosen("jsonl")))
+progress_option = combine_options(
+    flags(PROGRESS),
+    # Processed first, because it implies --json.
+    _make_flag(JSON_LINES, is_eager=True, expose_value=False, callback=_choose_json_lines),
+)
 
 
 # Below this limit, the libraries that numpy loads end the process without an error that could be caught. With

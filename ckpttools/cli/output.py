@@ -74,10 +74,10 @@ def has_color() -> bool | None:
     return False if os.environ.get("TERM") == "dumb" else None
 
 
-def print_json(value: object) -> None:
+def print_json(value: object, *, event: str = "result") -> None:
     """Print one JSON value on stdout. An object begins with the version of its schema.
 
-    Dataclasses become objects, and NaN becomes null.
+    Dataclasses become objects, and NaN becomes null. With `--jsonl`, every object begins with its `event`.
     """
     import json
 
@@ -85,6 +85,8 @@ def print_json(value: object) -> None:
         value = report_fields(value)
     if isinstance(value, Mapping):
         value = {"schema": SCHEMA, **value}
+    if chosen("jsonl"):
+        value = {"event": event, **(value if isinstance(value, Mapping) else {"items": value})}
     try:
         text = json.dumps(value, default=_to_plain, allow_nan=False)
     except ValueError:

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import field
 from typing import TYPE_CHECKING
 
-from ckpttools.cli.output import chosen, has_color, print_stderr
+from ckpttools.cli.output import chosen, has_color, print_json, print_stderr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.process_memory import current_bytes
 from ckpttools.core.units import format_disk, format_duration, format_memory
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ckpttools.api.sources import Observe
 
 LINE_INTERVAL_SECONDS = 5.0
+_EVENT_SECONDS = 0.1
 # Before this time, a single small task would distort the rate.
 _RATE_DELAY_SECONDS = 0.5
 
@@ -40,8 +41,11 @@ def progress_events(expected: bool) -> Iterator[Observe | None]:
 
 
 @contextmanager
-def _display(expected: bool) -> Iterator[Lines | Bar | None]:
+def _display(expected: bool) -> Iterator[Lines | Bar | JsonLines | None]:
     expected = expected and not chosen("quiet")
+    if expected and chosen("jsonl"):
+        yield JsonLines()
+        return
     # A bar would interleave with the lines of --verbose.
     if expected and sys.stderr.isatty() and not chosen("verbose"):
         with ExitStack() as until:
@@ -54,7 +58,7 @@ def _display(expected: bool) -> Iterator[Lines | Bar | None]:
 class Listener:
     """A counter of the events of a run."""
 
-    display: Lines | Bar
+    display: Lines | Bar | JsonLines
     done: int = 0
     total: int = 0
 
@@ -126,6 +130,59 @@ class Lines:
             self.show(done)
         else:
             self.begin(0, total)
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressEvent:
+    """A line of `--jsonl` while a command works.
+
+    Attributes:
+        done, total: Bytes done so far, with those of an earlier run, and bytes in all.
+        seconds: Seconds since the work began.
+    """
+
+    done: int
+    total: int
+    seconds: float
+
+
+@dataclass
+class JsonLines:
+    """JSON objects on stdout: "start", "progress" at most ten times a second, and "publish".
+
+    The result or the error follows as the last line.
+    """
+
+    clock: Callable[[], float] = time.monotonic
+    total: int = 0
+    done: int = 0
+    started: float = 0.0
+    last: float = 0.0
+
+    def begin(self, done: int, total: int) -> None:
+        self.started = self.last = self.clock()
+        self.done, self.total = done, total
+        self._print("start")
+
+    def show(self, done: int) -> None:
+        now, self.done = self.clock(), done
+        if now - self.last >= _EVENT_SECONDS or done >= self.total:
+            self.last = now
+            self._print("progress")
+
+    def publish(self) -> None:
+        self._print("publish")
+
+    def watch(self, done: int, total: int) -> None:
+        if done:
+            self.show(done)
+        else:
+            self.begin(0, total)
+
+    def _print(self, event: str) -> None:
+        seconds = round(self.clock() - self.started, 3)
+        print_json(ProgressEvent(self.done, self.total, seconds), event=event)
+        sys.stdout.flush()
 
 
 @dataclass

@@ -12,7 +12,7 @@ from ckpttools.api.options.runs import CODE, PLAN_LIMITS, RUN_PART
 from ckpttools.cli.command import BaseCommand
 from ckpttools.cli.command_line import command_line
 from ckpttools.cli.options import ANY_PATH, flags, json_option, progress_option, unprotected_option
-from ckpttools.cli.output import print_json, print_report, print_stderr
+from ckpttools.cli.output import print_json, print_lines, print_report, print_stderr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import quoted_option
@@ -21,7 +21,10 @@ from ckpttools.stores.location import Location
 
 if TYPE_CHECKING:
     from ckpttools.api.plan_status import PlanStatus
+    from ckpttools.api.publication_marks import PublishedPlan
     from ckpttools.plan.plan_file import PlanFile
+    from ckpttools.run.events import Receipt
+    from ckpttools.run.parts import PartReceipt
     from ckpttools.stores.relocation import Relocation
 
 
@@ -95,13 +98,17 @@ def run(
         return
     named = {"map": map, "family": family}
     with _code_hints():
+        done = published = None
         if does_part:
-            _run_part(file, root, part, as_json, progress, parts=parts, memory=memory, jobs=jobs, **named)
+            limits = {"parts": parts, "memory": memory, "jobs": jobs}
+            done = _run_part(file, root, part, as_json, progress, **limits, **named)
         if publish and (not does_part or wait or _is_last_part(file, root)):
             is_shared = does_part and not wait
-            _publish_plan(
+            published = _publish_plan(
                 file, root, is_shared=is_shared, progress=progress, as_json=as_json, wait=wait, **named
             )
+    if as_json:
+        print_json({"part": done, "published": published} if done and publish else done or published)
 
 
 @contextmanager
@@ -118,14 +125,16 @@ def _code_hints() -> Iterator[None]:
 
 def _run_part(
     file: PlanFile, root: Relocation, part: str | None, as_json: bool, progress: bool, **how: Any
-) -> None:
+) -> PartReceipt:
     from ckpttools.api.run_part import run_part
     from ckpttools.cli.plan_status_text import part_line
     from ckpttools.cli.progress import progress_observer
 
     with progress_observer(progress) as observe:
         receipt = run_part(file, part, root=root, observe=observe, **how)
-    print_report(receipt, [part_line(receipt)], as_json=as_json, is_summary=True)
+    if not as_json:
+        print_lines([part_line(receipt)], is_summary=True)
+    return receipt
 
 
 def _is_last_part(file: PlanFile, root: Relocation) -> bool:
@@ -142,7 +151,7 @@ def _is_last_part(file: PlanFile, root: Relocation) -> bool:
 
 def _publish_plan(
     file: PlanFile, root: Relocation, *, is_shared: bool, progress: bool, as_json: bool, **how: Any
-) -> None:
+) -> Receipt | PublishedPlan | None:
     """Publish a plan. If `is_shared`, another running process may publish it later instead."""
     from ckpttools.api.publication_marks import PublishedPlan
     from ckpttools.api.publish_plan import publish_plan
@@ -161,20 +170,14 @@ def _publish_plan(
         if not is_shared:
             raise
         print_stderr(f"not published: {error.raw.message}: {error.raw.got}")
-        return
+        return None
     if isinstance(receipt, PublishedPlan):
-        print_report(
-            receipt,
-            [f"{receipt.destination}: published before; nothing is left to do"],
-            as_json=as_json,
-            is_summary=True,
-        )
-        return
+        if not as_json:
+            print_lines([f"{receipt.destination}: published before; nothing is left to do"], is_summary=True)
+        return receipt
     if not as_json:
         print_gain(receipt)
-    receipt = finish(receipt, as_json=as_json)
-    if as_json:
-        print_json(receipt)
+    return finish(receipt, as_json=as_json)
 
 
 @dataclass

@@ -38,10 +38,10 @@ FUNCTIONS = {
     "inspect tree": "inspect",
     "run": "run_part",
 }
-WITHOUT_FUNCTION = {"completion", "demo", "families show", "formats", "help", "plan"}
+WITHOUT_FUNCTION = {"completion", "skill", "demo", "families show", "formats", "help", "plan"}
 # What commands do with results, or how they run.
 OUTPUT = {"as_json", "progress", "dry_run", "distributed", "coordinator", "process", "allow_unprotected"}
-OUTPUT |= {"into"}
+OUTPUT |= {"into", "as_jsonl"}
 READING = {"max_header_bytes", "max_index_bytes", "with_optimizer", "prefer_rank"}
 # Flags without an argument of the function: those of a format, views of a report, and modes of a command.
 ONLY_FLAGS = {
