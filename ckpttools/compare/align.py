@@ -93,7 +93,7 @@ def align(a: Tree, b: Tree, options: AlignOptions | None = None) -> Pairing[Lazy
     leaves = differing_leaves(a, b, options.parameters, is_conversion=maxtext is not None)
     both = replace(both, maxtext=maxtext, head=head, naming=(*naming, *both.naming), leaves=leaves)
     configs = _files(first, options).config, _files(second, options).config
-    remarks = (*both.remarks, *_config_remarks(*configs))
+    remarks = (*both.remarks, *_config_remarks((first, second), *configs))
     both = replace(both, configs=configs, remarks=remarks).without_unused(unused)
     return both if both.sizes else replace(both, sizes=_configured_sizes((first, second), options))
 
@@ -250,15 +250,23 @@ def _formatted_alike(
     return first, second
 
 
-def _config_remarks(a: Mapping[str, Any] | None, b: Mapping[str, Any] | None) -> Iterator[Remark]:
+def _config_remarks(
+    trees: tuple[Tree, Tree], a: Mapping[str, Any] | None, b: Mapping[str, Any] | None
+) -> Iterator[Remark]:
     """Yield the fields in which two configurations describe different computations."""
-    if a is None or b is None or a == b:
+    has_configs = a is not None and b is not None and a != b
+    firsts = [dotted(next(iter(tree.arrays), ())) for tree in trees]
+    if not has_configs and not all("lora_" in name or name.startswith("base_model.") for name in firsts):
         return
-    from ckpttools.maxtext.config_differences import differing_fields
+    from ckpttools.maxtext.config_differences import differing_adapter_fields, differing_fields
 
-    names = differing_fields(a, b)
-    if names:
-        yield Remark(f"not compared: config.json, which differs in {sample_names(names)}")
+    fields = {
+        "config.json": differing_fields(a or {}, b or {}) if has_configs else [],
+        "adapter_config.json": differing_adapter_fields(*trees),
+    }
+    for file, names in fields.items():
+        if names:
+            yield Remark(f"not compared: {file}, which differs in {sample_names(names)}")
 
 
 def _configured_sizes(trees: tuple[Tree, Tree], options: AlignOptions) -> dict[str, int]:

@@ -15,6 +15,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, ConfigError
 from ckpttools.core.message_terms import action, option
 from ckpttools.core.text import matches_any
+from ckpttools.formats.adapters import ADAPTER, BASE_NAME, is_adapter
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.flags import Flag
@@ -91,6 +92,18 @@ _HARMLESS = (
     "length_penalty",
     "no_repeat_ngram_size",
 )
+_HARMLESS_OF_ADAPTERS = frozenset(
+    (
+        "auto_mapping",
+        BASE_NAME,
+        "inference_mode",
+        "lora_dropout",
+        "peft_version",
+        "revision",
+        "runtime_config",
+        "task_type",
+    )
+)
 _MISSING = "not stated"
 _ROPES = ("rope_scaling", "rope_parameters")
 _ROPE, _THETA = "rope_parameters", "rope_theta"
@@ -164,6 +177,30 @@ def differing_fields(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     names = [item.name for item in config_differences(a, b)]
     quantized = declared_quantization(a), declared_quantization(b)
     return [*names, FIELD] if None not in quantized and quantized[0] != quantized[1] else names
+
+
+def differing_adapter_fields(a: Tree, b: Tree) -> list[str]:
+    """Return the names of fields that change the effect of equal factors, if both trees are PEFT's adapters.
+
+    Raises:
+        CheckpointError: A configuration cannot be read.
+    """
+    one, other = _adapter_config(a), _adapter_config(b)
+    if one is None or other is None:
+        return []
+    return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
+
+
+def _adapter_config(tree: Tree) -> dict[str, Any] | None:
+    """Return the fields with an effect and a value; the order of lists has none."""
+    file = parse(tree.metadata.location).folder() / ADAPTER if tree.metadata.location else None
+    if file is None or not is_adapter(tree) or not file.is_file():
+        return None
+    return {
+        name: sorted(value, key=str) if isinstance(value, list) else value
+        for name, value in read_json(file).items()
+        if value is not None and name not in _HARMLESS_OF_ADAPTERS
+    }
 
 
 def _shown(name: str, value: object) -> object:

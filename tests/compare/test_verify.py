@@ -18,7 +18,7 @@ from support import command_line
 from support.command_line import ckpt
 from support.golden_data import golden_checkpoint
 from support.large_pairs import differing_models, said_within
-from support.locations import GOLDEN
+from support.locations import FIXTURES, GOLDEN
 from support.stored_trees import write
 
 import ckpttools
@@ -363,6 +363,25 @@ def test_different_configurations_are_remarked(tmp_path):
     for other in GOLDEN / "llama3.1/hf", tmp_path / "mt":
         text = run(tmp_path / "hf", "--against", other)
         assert "not compared: config.json, which differs in rms_norm_eps\n" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "fields"),
+    [
+        ({"lora_alpha": 99, "lora_dropout": 0.5}, "lora_alpha"),
+        ({"use_rslora": True, "r": 3}, "r, use_rslora"),
+        ({"inference_mode": False, "revision": "main"}, ""),
+    ],
+)
+def test_different_adapter_configurations_are_remarked(tmp_path, changes, fields):
+    adapter = FIXTURES / "peft/plain"
+    shutil.copytree(adapter, tmp_path / "other")
+    path = tmp_path / "other/adapter_config.json"
+    declared = json.loads(path.read_text())
+    path.write_text(json.dumps(declared | {"target_modules": declared["target_modules"][::-1]} | changes))
+    text = run(tmp_path / "other", "--against", adapter)
+    expected = f"not compared: adapter_config.json, which differs in {fields}\n"
+    assert expected in text if fields else "not compared" not in text
 
 
 def test_conversion_records_empty_nodes_in_its_manifest(tmp_path):
