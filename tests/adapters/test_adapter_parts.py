@@ -12,16 +12,14 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from support import peft_choices
 from support.command_line import ckpt, succeed
+from support.internals import dotted, merge_into_base, parse
 from support.locations import FIXTURES
 
 import ckpttools
 from ckpttools import CheckpointError, ConfigError
 from ckpttools.adapters import bases
 from ckpttools.adapters.config import PeftConfig
-from ckpttools.adapters.merge import merge_into_base
 from ckpttools.adapters.peft import modules_of, open_peft
-from ckpttools.array.tree import dotted
-from ckpttools.stores.registry import parse
 
 PEFT = FIXTURES / "peft"
 CONFIG = "adapter_config.json"

@@ -10,6 +10,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from support.internals import families, family_of, merge_into_base, to_maxtext
 from support.locations import FIXTURES, GOLDEN, GOLDEN_0_2_5
 from support.trees import lazy, model
 
@@ -19,11 +20,8 @@ from ckpttools.adapters.factor_rows import model_factor_rows, no_factors_reason,
 from ckpttools.adapters.factors import Adapter, FactorPair
 from ckpttools.adapters.fitting import fit_adapter
 from ckpttools.adapters.from_jax import adapter_of_maxtext
-from ckpttools.adapters.merge import merge_into_base
 from ckpttools.adapters.peft import to_peft
 from ckpttools.adapters.to_maxtext import ToMaxTextAdapter, to_maxtext_adapter
-from ckpttools.maxtext.to_maxtext import to_maxtext
-from ckpttools.model_families.registry import families, family_of
 
 GLOBAL = {"global_head_dim": 8, "num_global_key_value_heads": 2}
 

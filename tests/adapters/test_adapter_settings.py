@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 import yaml
 from safetensors.numpy import load_file, save_file
+from support.internals import dotted, next_steps
 from support.locations import FIXTURES, GOLDEN, GOLDEN_0_2_5
 
 import ckpttools
-from ckpttools.api.next_steps import next_steps
-from ckpttools.array.tree import dotted
 
 PEFT = FIXTURES / "peft"
 

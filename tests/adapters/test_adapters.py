@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from support.command_line import ckpt, run, succeed
 from support.hf_models import LLAMA_CONFIG, write_llama
+from support.internals import NodeLines, Nodes, dotted, merge_into_base, parse, to_maxtext
 from support.locations import FIXTURES
 from support.trees import model, tree_with
 
@@ -19,12 +20,7 @@ import ckpttools
 from ckpttools import CheckpointError, FormatError, ToMaxText, UsageError
 from ckpttools.adapters import bases
 from ckpttools.adapters.from_jax import adapter_of_maxtext, recorded_settings
-from ckpttools.adapters.merge import merge_into_base
 from ckpttools.adapters.peft import open_peft
-from ckpttools.array.tree import dotted
-from ckpttools.maxtext.to_maxtext import to_maxtext
-from ckpttools.plan.array_lines import NodeLines, Nodes
-from ckpttools.stores.registry import parse
 
 PEFT = FIXTURES / "peft"
 CASES = {

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.command_line import run, succeed
 from support.hf_models import LLAMA_CONFIG, write_llama
+from support.internals import dotted
 
 import ckpttools
-from ckpttools.array.tree import dotted
 
 EMBED, MLP, HEADS, KV_HEADS, HEAD = 64, 128, 4, 2, 16
 RANK, ALPHA = 4, 6.0

@@ -7,11 +7,11 @@ import sys
 import pytest
 from support.command_line import ckpt
 from support.hf_models import write_llama
+from support.internals import Sharding
 from support.trees import tree_of
 
 import ckpttools
 from ckpttools import CheckpointError, ToMaxText, UsageError, plan_to_maxtext
-from ckpttools.array.storage import Sharding
 from ckpttools.cli.diff import _to_plain
 from ckpttools.cli.output import print_json
 from ckpttools.formats import known_formats, registry

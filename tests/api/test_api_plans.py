@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from support.command_line import ckpt, run, succeed
+from support.internals import JobInfo, Share, parse, staging_of
 from support.locations import GOLDEN, HF
 from support.object_stores import files_in
 
@@ -18,9 +19,6 @@ from ckpttools import CheckpointError, FormatError, SourceChangedError, UsageErr
 from ckpttools.api import publish_plan as publishing
 from ckpttools.plan.plan_file import read_plan
 from ckpttools.run.entries import UnfinishedError
-from ckpttools.stores import parse
-from ckpttools.stores.publishing import JobInfo, staging_of
-from ckpttools.stores.shares import Share
 
 SHARDED = GOLDEN / "llama3.1" / "hf_sharded"
 

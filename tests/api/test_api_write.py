@@ -15,14 +15,13 @@ import pytest
 from safetensors.numpy import load_file
 from support.command_line import ckpt, run
 from support.golden_data import golden_checkpoint
+from support.internals import Started, TaskDone, parse
 from support.locations import HF, ROOT
 from support.stored_trees import contents
 
 import ckpttools
 from ckpttools import DTYPES, CheckpointError, DestinationExistsError, MemoryBudgetError, UsageError
 from ckpttools.cli.message_terms import flag
-from ckpttools.run.events import Started, TaskDone
-from ckpttools.stores import parse
 
 STACKED, SINGLE = golden_checkpoint(True), golden_checkpoint(False)
 TRAINING = ROOT / "fixtures" / "train" / "llama_scanned"

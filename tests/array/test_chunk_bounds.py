@@ -13,6 +13,7 @@ import pytest
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
+from support.internals import Bytes, Zstd
 from support.orbax_items import BLOSC, CRC, GZIP, LITTLE, ZSTD, write_item, zarr2, zarr3
 
 import ckpttools
@@ -23,8 +24,6 @@ from ckpttools.codecs.coding import Coding
 from ckpttools.codecs.crc32c import Crc32c
 from ckpttools.codecs.gzip import Gzip, Zlib
 from ckpttools.codecs.streams import ByteRange, ExactReader
-from ckpttools.codecs.zstd import Zstd
-from ckpttools.stores.memory import Bytes
 
 BOMB = bytes(12 << 20)
 ENCODERS = {Gzip(): gzip.compress, Zlib(): zlib.compress, Bz2(): bz2.compress, Zstd(): zstandard.compress}

@@ -15,6 +15,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 from support.command_line import examine
+from support.internals import Bytes
 from support.orbax_items import BLOSC, CRC, GZIP, LITTLE, ZSTD, sharded, values_of, write_item, zarr2, zarr3
 
 import ckpttools
@@ -23,7 +24,6 @@ from ckpttools.codecs.coding import Coding
 from ckpttools.codecs.registry import codec_steps
 from ckpttools.codecs.sharding import ShardIndex
 from ckpttools.codecs.streams import ByteRange, ExactReader
-from ckpttools.stores.memory import Bytes
 
 F32 = np.dtype("float32")
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"4" * 64 + b"\nsize 99\n"

@@ -11,25 +11,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import quantized_weights as built
+from support.internals import (
+    Dequantize,
+    Scratch,
+    Stored,
+    by_name,
+    elementwise,
+    quantized_view,
+    relayout,
+    take,
+)
 from support.quantized_weights import Made
 
 from ckpttools import DTYPES, DamagedScalesError, FormatError, Region, Tree
-from ckpttools.array.nodes import (
-    Dequantized,
-    Stored,
-    distinct_arrays,
-    elementwise,
-    relayout,
-    source_arrays,
-    take,
-)
-from ckpttools.array.scratch import Scratch
-from ckpttools.array.tree import by_name
+from ckpttools.array.nodes import Dequantized, distinct_arrays, source_arrays
 from ckpttools.quantized.decoding import Like
 from ckpttools.quantized.scale_checks import list_all_damaged, scale_check_of, value_faults
-from ckpttools.quantized.view import quantized_view
 from ckpttools.testing.strategies import regions, stored
-from ckpttools.transforms.cast import Dequantize
 
 SIDES = st.integers(1, 40)
 

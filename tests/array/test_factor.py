@@ -6,14 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.internals import Size, Table, row
 from support.trees import lazy
 
 from ckpttools import DTYPES, MappingError, Region
 from ckpttools.mapping.factor import times
-from ckpttools.mapping.row import row
 from ckpttools.mapping.row_conversion import with_parts
-from ckpttools.mapping.sizes import Size
-from ckpttools.mapping.table import Table
 
 SIZES = {axis: Size(length, "test") for axis, length in {"n": 3, "m": 4, "k": 2}.items()}
 DTYPE = st.sampled_from(("bfloat16", "float32", "float64"))

@@ -5,11 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, basic_indices
+from support.internals import Bytes, Stored
 
 from ckpttools import DTYPES
 from ckpttools.array.lazy import parse_index
-from ckpttools.array.nodes import Stored
-from ckpttools.stores.memory import Bytes
 
 INT32 = DTYPES["int32"]
 

@@ -6,14 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.internals import Size, Stored, Table, parse_side, row
 
 from ckpttools import DTYPES, CoverageError, MappingError
-from ckpttools.array.nodes import Stored
-from ckpttools.mapping.axes import parse_side
-from ckpttools.mapping.row import row, rows
+from ckpttools.mapping.row import rows
 from ckpttools.mapping.row_conversion import with_parts
-from ckpttools.mapping.sizes import Size
-from ckpttools.mapping.table import Table
 from ckpttools.testing.strategies import UnreadableFile, stored
 
 F32 = DTYPES["float32"]

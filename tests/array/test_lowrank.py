@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.internals import Constant, Multiply, Scratch, elementwise, relayout, stack
 from support.trees import lazy
 
 from ckpttools import DTYPES, Region, ShapeError
 from ckpttools.array.lowrank import add_arrays, dora_update, low_rank
-from ckpttools.array.nodes import Constant, elementwise, relayout, stack, swap_last_axes
-from ckpttools.array.scratch import Scratch
-from ckpttools.mapping.values import Multiply
+from ckpttools.array.nodes import swap_last_axes
 from ckpttools.testing.strategies import regions
 
 SIDES = st.integers(1, 40)

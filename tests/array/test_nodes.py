@@ -7,26 +7,28 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.internals import (
+    Bytes,
+    Cast,
+    Chunked,
+    Constant,
+    Relayout,
+    Scratch,
+    Stored,
+    count_runs,
+    elementwise,
+    grid_cell,
+    grid_indices,
+    relayout,
+    stack,
+    take,
+)
 
 from ckpttools import DTYPES, FormatError, Region, ShapeError
 from ckpttools.array import copy as copying
 from ckpttools.array import read_blocks
 from ckpttools.array import stored as storing
 from ckpttools.array.lazy import ReadCost
-from ckpttools.array.nodes import (
-    Chunked,
-    Constant,
-    Relayout,
-    Stored,
-    elementwise,
-    relayout,
-    stack,
-    take,
-)
-from ckpttools.array.scratch import Scratch
-from ckpttools.core.region import count_runs, grid_cell, grid_indices
-from ckpttools.mapping.values import Cast
-from ckpttools.stores.memory import Bytes
 from ckpttools.testing.strategies import (
     ReadRefusedError,
     UnreadableFile,

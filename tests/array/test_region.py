@@ -5,17 +5,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.internals import count_runs, grid_cell, grid_indices
 
 from ckpttools import Region
-from ckpttools.core.region import (
-    contiguous_runs,
-    count_runs,
-    grid_cell,
-    grid_indices,
-    grid_shape,
-    intersecting_cells,
-    split_evenly,
-)
+from ckpttools.core.region import contiguous_runs, grid_shape, intersecting_cells, split_evenly
 from ckpttools.testing.strategies import chunk_shapes, regions, shapes
 
 

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 from support.golden_data import leaves_by_package
+from support.internals import StackAsModel, to_maxtext
 from support.locations import GOLDEN
 
 import ckpttools
 from ckpttools import ToMaxText, Tree, UnstackLayers
-from ckpttools.maxtext.stacking import StackAsModel
-from ckpttools.maxtext.to_maxtext import to_maxtext
 
 _TEXT_LAYER = re.compile(r"language_model\.(?:model\.)?layers\.(\d+)\.")
 _TOWER = re.compile("vision|multi_modal")

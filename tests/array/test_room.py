@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from support.internals import Constant, OrbaxWriter, ZarrWriter, Zstd
 
 from ckpttools import DTYPES, Tree
-from ckpttools.array.nodes import Constant
-from ckpttools.codecs.zstd import Zstd
-from ckpttools.formats.orbax.write import OrbaxWriter
-from ckpttools.formats.zarr.write import ZarrWriter
 
 TIB = 1 << 40
 WRITERS = (OrbaxWriter, lambda **options: OrbaxWriter(ocdbt=False, **options), ZarrWriter)

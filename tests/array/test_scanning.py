@@ -13,14 +13,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.internals import Bytes, Chunked, Scratch, Stored, stack
 
 from ckpttools import DTYPES, FormatError, MemoryBudgetError, Region, ShapeError
-from ckpttools.array.nodes import Chunked, Stored, stack
-from ckpttools.array.scratch import Scratch
 from ckpttools.core.region import Shape, contiguous_runs
 from ckpttools.plan.pieces import PIECE_BYTES, Cut, Item, Tiles, consecutive, fit_pieces, grain
 from ckpttools.run.scanning import scan
-from ckpttools.stores.memory import Bytes
 from ckpttools.testing.strategies import (
     Known,
     UnreadableFile,

@@ -7,13 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.internals import Relayout, Scratch, pad_array, quantized_view, relayout, stack, window
 from support.quantized_weights import fp8_rows
 
 from ckpttools import DTYPES, Region
-from ckpttools.array.nodes import Relayout, pad_array, relayout, stack, window
-from ckpttools.array.scratch import Scratch
 from ckpttools.plan.pieces import fit_pieces
-from ckpttools.quantized.view import quantized_view
 from ckpttools.run import scanning
 from ckpttools.sharding.scatter import ReadResources, buffers, read_parts
 from ckpttools.sharding.shards import LocalParts, Shards, merge_parts, split_axes

@@ -10,17 +10,22 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.internals import (
+    Appended,
+    DataFile,
+    Layout,
+    OrbaxWriter,
+    Placement,
+    SafetensorsWriter,
+    ZarrWriter,
+    Zstd,
+    build,
+)
 from support.trees import lazy
 
 from ckpttools import MemoryBudgetError, Metadata, Region, Tree
-from ckpttools.codecs.zstd import Zstd
-from ckpttools.formats.base import Layout
-from ckpttools.formats.orbax.write import OrbaxWriter
-from ckpttools.formats.placement import Appended, ChunkFiles, DataFile, Placement
-from ckpttools.formats.safetensors.write import SafetensorsWriter
-from ckpttools.formats.zarr.write import ZarrWriter
+from ckpttools.formats.placement import ChunkFiles
 from ckpttools.plan import task as tasks
-from ckpttools.plan.plan import build
 from ckpttools.plan.task import cut_in_order, grid_boxes, prices, task_sizes
 from ckpttools.stores.costs import Streams
 from ckpttools.testing.strategies import chunk_shapes, lazy_arrays

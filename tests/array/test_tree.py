@@ -1,10 +1,9 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.internals import Constant, dotted, keystr
 
 from ckpttools import DTYPES, Empty, FormatError, Metadata, Text, Tree
-from ckpttools.array.nodes import Constant
-from ckpttools.array.tree import dotted, keystr
 
 F32 = DTYPES["float32"]
 

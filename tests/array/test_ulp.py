@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.internals import Scratch, Tolerances
 
 from ckpttools import DTYPES, DType
-from ckpttools.array.scratch import Scratch
 from ckpttools.compare import measure
 from ckpttools.compare.measure import (
     EXACT,
     IN_FLOAT32,
     SCRATCH_BYTES,
     Deviation,
-    Tolerances,
     _of_part,
     as_doubles,
     block_elements,

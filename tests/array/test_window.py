@@ -4,12 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.internals import Cast, Describer, Scratch, elementwise, pad_array, window
 
 from ckpttools import DTYPES, ShapeError
-from ckpttools.array.fingerprint import Describer
-from ckpttools.array.nodes import Elementwise, Padded, Window, elementwise, pad_array, repeat_elements, window
-from ckpttools.array.scratch import Scratch
-from ckpttools.mapping.values import Cast
+from ckpttools.array.nodes import Elementwise, Padded, Window, repeat_elements
 from ckpttools.testing.strategies import lazy_arrays, noise, regions, stored
 
 F32, BF16 = DTYPES["float32"], DTYPES["bfloat16"]

@@ -17,15 +17,13 @@ import click
 import pytest
 from support.command_line import ckpt, succeed
 from support.hf_models import write_llama
+from support.internals import Publishing, Started, TaskDone, main, parse_size
 from support.locations import HF, ORBAX
 
 import ckpttools
 from ckpttools.cli.lazy import LazyGroup
-from ckpttools.cli.main import main
 from ckpttools.cli.progress import Lines, Listener
 from ckpttools.core import units
-from ckpttools.core.budget import parse_size
-from ckpttools.run.events import Publishing, Started, TaskDone
 from ckpttools.testing import models
 from ckpttools.testing.models import LlamaSizes
 

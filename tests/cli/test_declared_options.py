@@ -8,16 +8,14 @@ from typing import Any, Literal, get_args, get_origin
 
 import click
 import pytest
+from support.internals import main, parse, parse_size
 from support.locations import ROOT
 
 import ckpttools
-from ckpttools.cli.main import main
 from ckpttools.cli.options import flag_help
 from ckpttools.core.argument_checks import argument_types, argument_validator
-from ckpttools.core.budget import parse_size
 from ckpttools.core.dtypes import parse_dtype
 from ckpttools.core.options import Option, any_text
-from ckpttools.stores.registry import parse
 from ckpttools.stores.web.hub_name import model_at
 
 # Commands whose functions have other names.

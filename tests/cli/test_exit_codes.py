@@ -17,9 +17,9 @@ import pytest
 from click.testing import Result
 from support.command_line import ckpt
 from support.hf_models import write_llama
+from support.internals import main
 from support.locations import ORBAX
 
-from ckpttools.cli.main import main
 from ckpttools.core.plugins import entry_points_of
 
 RUN = ORBAX / "maxtext_run"

@@ -13,12 +13,12 @@ from pathlib import Path
 import click
 import pytest
 from support.command_line import ckpt, succeed
+from support.internals import main
 from support.locations import HF
 
 from ckpttools.cli.command import BaseCommand, PanelOption
 from ckpttools.cli.help import TOPICS, commands_below
 from ckpttools.cli.lazy import LazyGroup
-from ckpttools.cli.main import main
 from ckpttools.core.options import PANELS
 
 ROOT = click.Context(main, info_name="ckpt", **main.context_settings)

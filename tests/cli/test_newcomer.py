@@ -15,17 +15,15 @@ import pytest
 from click import Context, Group
 from safetensors.numpy import save_file
 from support.command_line import ckpt, run, succeed
+from support.internals import inspect_tree, main, parse
 from support.locations import GOLDEN, ORBAX, TRAINED
 from support.orbax_items import change_index
 from support.torch_files import save, whole
 
 import ckpttools
-from ckpttools.cli.main import main
 from ckpttools.cli.output import labeled_lines, wrap
 from ckpttools.formats.orbax.runs import why_not
-from ckpttools.inspection.tree import inspect_tree
 from ckpttools.maxtext.model_files import sidecar_names
-from ckpttools.stores import parse
 
 SIDE_FILES = {
     "tokenizer.json": b'{"a":  1}\n',

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from support.command_line import ckpt, doctor, hint_of, succeed, with_flags
 from support.hf_models import write_llama
+from support.internals import dotted, parse
 from support.locations import FIXTURES, GOLDEN, GOLDEN_0_2_5, HF, TRAINED
 from support.trees import tree_of
 
@@ -20,10 +21,8 @@ import ckpttools
 from ckpttools import ConfigError, Tree
 from ckpttools.api import next_steps as steps
 from ckpttools.api import summary as summaries
-from ckpttools.array.tree import dotted
 from ckpttools.formats.interrupted import going_on
 from ckpttools.maxtext.model_config import absent_layers
-from ckpttools.stores import parse
 from ckpttools.stores.publishing import Unfinished
 
 PEFT = FIXTURES / "peft"

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 from support.command_line import ckpt
+from support.internals import OrbaxWriter, advice, count_runs, grid_cell, grid_indices, keystr, parse_mesh
 from support.locations import HF, ORBAX
 from support.orbax_items import BIG, CRC, GZIP, LITTLE, ZSTD, sharded, values_of, write_item, zarr2, zarr3
 from support.stored_trees import write
@@ -24,13 +25,10 @@ from support.stored_trees import write
 import ckpttools
 from ckpttools import DTYPES, Metadata, Region, Tree, UsageError
 from ckpttools.array.storage import Storage, StoredArray, StoredFile
-from ckpttools.array.tree import keystr
-from ckpttools.core.region import ceil_div, count_runs, grid_cell, grid_indices
-from ckpttools.formats.orbax.write import OrbaxWriter
+from ckpttools.core.region import ceil_div
 from ckpttools.formats.registry import storage_of
-from ckpttools.inspection.advice import advice
 from ckpttools.inspection.chunks import inspect_chunks, parse_spec, predict
-from ckpttools.sharding.mesh import MeshShape, parse_mesh
+from ckpttools.sharding.mesh import MeshShape
 from ckpttools.testing.strategies import stored
 
 F32 = np.dtype("float32")

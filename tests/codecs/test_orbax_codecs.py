@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.golden_data import described
+from support.internals import Chunked, Decoded, Relayout, Scratch, Stored, relayout
 from support.locations import ORBAX
 from support.orbax_items import (
     BIG,
@@ -30,8 +31,6 @@ from support.orbax_items import (
 import ckpttools
 from ckpttools import DTYPES, FormatError, Region
 from ckpttools.array import read_blocks
-from ckpttools.array.nodes import Chunked, Decoded, Relayout, Stored, relayout
-from ckpttools.array.scratch import Scratch
 from ckpttools.formats.zarr import inner_chunks
 
 F32 = np.dtype("float32")

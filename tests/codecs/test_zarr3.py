@@ -15,20 +15,16 @@ import zarr.storage
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.golden_data import described
+from support.internals import OrbaxWriter, ReadOptions, ZarrWriter, Zstd, parse
 from support.stored_trees import EVERYTHING, ZARR3, array, contents, write
 from zarr.codecs import numcodecs
 
 import ckpttools
 from ckpttools import CheckpointError, Empty, FormatError, Metadata, Region, Text, Tree
-from ckpttools.codecs.zstd import Zstd
-from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.orbax import format as orbax
-from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.zarr import chunking
 from ckpttools.formats.zarr import read as zarr3_read
 from ckpttools.formats.zarr.array import checked_grid
-from ckpttools.formats.zarr.write import ZarrWriter
-from ckpttools.stores import parse
 from ckpttools.testing.conformance import FormatTests
 from ckpttools.testing.strategies import assert_same, trees, unambiguous
 

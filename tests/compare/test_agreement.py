@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.internals import Path, cast, keystr, to_maxtext
 from support.locations import GOLDEN
 
 import ckpttools
 from ckpttools import DTYPES, Empty, LazyArray, Text, ToMaxText, Tree
-from ckpttools.array.tree import Leaf, Path, keystr
-from ckpttools.maxtext.to_maxtext import to_maxtext
+from ckpttools.array.tree import Leaf
 from ckpttools.testing.strategies import noise, stored
-from ckpttools.transforms.cast import cast
 
 Pick = Callable[[int], int]
 Edit = Callable[[Tree, Pick], Tree]

@@ -10,6 +10,19 @@ import numpy as np
 import pytest
 from support.flavours import with_parameters
 from support.golden_data import FAMILIES, golden_checkpoint
+from support.internals import (
+    LINEN,
+    NNX,
+    ModelFiles,
+    Pairing,
+    align,
+    dotted,
+    keystr,
+    render,
+    to_huggingface,
+    to_maxtext,
+    view_of,
+)
 from support.locations import GOLDEN, TRAINED
 from support.trees import hugging_face, lazy, parameters_of, values_of
 
@@ -25,15 +38,8 @@ from ckpttools import (
     Tree,
     UnknownNameError,
 )
-from ckpttools.array.tree import dotted, keystr
-from ckpttools.compare.align import AlignOptions, align, as_maxtext
+from ckpttools.compare.align import AlignOptions, as_maxtext
 from ckpttools.compare.verify import compare
-from ckpttools.core.message_terms import render
-from ckpttools.digest.pairing import Pairing
-from ckpttools.maxtext.model_files import ModelFiles
-from ckpttools.maxtext.to_hf import to_huggingface
-from ckpttools.maxtext.to_maxtext import to_maxtext
-from ckpttools.maxtext.view import LINEN, NNX, view_of
 from ckpttools.testing.strategies import noise, stored
 
 PLENTY = {"memory": 512 << 20, "jobs": 2}

@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.internals import Pairing, diff
 from support.trees import lazy
 
 from ckpttools.compare.causes import DETECTORS
 from ckpttools.compare.causes.base import Case, Detector
 from ckpttools.compare.causes.others import tied
-from ckpttools.compare.diff import diff
 from ckpttools.compare.explain import explain
 from ckpttools.compare.renames import Candidates, _different
-from ckpttools.digest.pairing import Pairing
 
 PLENTY = {"memory": 512 << 20, "jobs": 1}
 BY_NAME = {item.name: item for item in DETECTORS}

@@ -15,20 +15,25 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 from support.command_line import ended
 from support.golden_data import golden_checkpoint
+from support.internals import (
+    OrbaxWriter,
+    Pairing,
+    SafetensorsWriter,
+    Stored,
+    Tolerances,
+    ZarrWriter,
+    Zstd,
+    diff,
+    take,
+)
 from support.large_pairs import differing_models, said_within
 from support.locations import GOLDEN, HF
 from support.stored_trees import write
 
 import ckpttools
 from ckpttools import DTYPES, LazyArray, MemoryBudgetError, Tree
-from ckpttools.array.nodes import Stored, take
-from ckpttools.codecs.zstd import Zstd
-from ckpttools.compare.diff import ArrayDiff, diff
-from ckpttools.compare.measure import Deviation, Tolerances, as_doubles, deviation
-from ckpttools.digest.pairing import Pairing
-from ckpttools.formats.orbax.write import OrbaxWriter
-from ckpttools.formats.safetensors.write import SafetensorsWriter
-from ckpttools.formats.zarr.write import ZarrWriter
+from ckpttools.compare.diff import ArrayDiff
+from ckpttools.compare.measure import Deviation, as_doubles, deviation
 from ckpttools.testing.strategies import (
     UnreadableFile,
     chunk_shapes,

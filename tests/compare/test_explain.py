@@ -11,25 +11,29 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.internals import (
+    OrbaxWriter,
+    Pairing,
+    Stored,
+    Tolerances,
+    Zstd,
+    align,
+    diff,
+    keystr,
+    render,
+    to_maxtext,
+)
 from support.stored_trees import write
 from support.trees import Values, hugging_face, lazy, parameters_of, values_of
 
 import ckpttools
 from ckpttools import DTYPES, LazyArray, ModelOptions, ToMaxText, Tree
-from ckpttools.array.nodes import Stored
-from ckpttools.array.tree import keystr
-from ckpttools.codecs.zstd import Zstd
-from ckpttools.compare.align import align
 from ckpttools.compare.causes.axes import reshape, transposes
-from ckpttools.compare.diff import ArrayDiff, diff
+from ckpttools.compare.diff import ArrayDiff
 from ckpttools.compare.explain import explain
-from ckpttools.compare.measure import EXACT, Tolerances
+from ckpttools.compare.measure import EXACT
 from ckpttools.compare.renames import moves
 from ckpttools.compare.samples import in_memory
-from ckpttools.core.message_terms import render
-from ckpttools.digest.pairing import Pairing
-from ckpttools.formats.orbax.write import OrbaxWriter
-from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.testing.strategies import noise, shapes, stored
 
 PLENTY = {"memory": 512 << 20, "jobs": 2}

@@ -17,6 +17,20 @@ from hypothesis import strategies as st
 from support.command_line import run
 from support.digests import array_digest, tree_digest
 from support.golden_data import golden_checkpoint
+from support.internals import (
+    Bytes,
+    Chunked,
+    Decoded,
+    OrbaxWriter,
+    SafetensorsWriter,
+    Selection,
+    ZarrWriter,
+    grid_cell,
+    grid_indices,
+    parse_compression,
+    take,
+    to_maxtext,
+)
 from support.locations import DOCS, GOLDEN, ORBAX
 from support.stored_trees import write
 
@@ -33,21 +47,13 @@ from ckpttools import (
     UnknownNameError,
     UnstackLayers,
 )
-from ckpttools.array.nodes import Chunked, Decoded, take
-from ckpttools.codecs.registry import parse_compression
-from ckpttools.core.region import grid_cell, grid_indices
 from ckpttools.digest import digest, digester
-from ckpttools.digest.canonical import Selection, per_layer
+from ckpttools.digest.canonical import per_layer
 from ckpttools.digest.digest import algorithm_named, block_ends
 from ckpttools.digest.digester import BlockHasher, Digester, Room
 from ckpttools.digest.hashing import hash_tree
 from ckpttools.digest.stacks import assembled, cheapest_reads, wholes
-from ckpttools.formats.orbax.write import OrbaxWriter
-from ckpttools.formats.safetensors.write import SafetensorsWriter
-from ckpttools.formats.zarr.write import ZarrWriter
-from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.plan import pieces
-from ckpttools.stores.memory import Bytes
 from ckpttools.testing.models import LlamaSizes, write_llama
 from ckpttools.testing.strategies import chunked, dtypes, lazy_arrays, noise, shapes, stored, tilings
 

@@ -20,6 +20,15 @@ from hypothesis import strategies as st
 from support.command_line import run
 from support.digests import array_digest
 from support.golden_data import golden_checkpoint
+from support.internals import (
+    Bytes,
+    OrbaxWriter,
+    SafetensorsWriter,
+    Selection,
+    execute,
+    parse_compression,
+    plan_tree,
+)
 from support.locations import GOLDEN
 from support.stored_trees import write
 
@@ -34,18 +43,11 @@ from ckpttools import (
     Tree,
     UsageError,
 )
-from ckpttools.api.save import plan_tree
-from ckpttools.codecs.registry import parse_compression
-from ckpttools.digest.canonical import Selection
 from ckpttools.digest.digest import ALGORITHMS, DEFAULT_ALGORITHM, Digest, block_count
 from ckpttools.digest.hashing import hash_tree
 from ckpttools.digest.manifest import Manifest, read_manifest
-from ckpttools.formats.orbax.write import OrbaxWriter
-from ckpttools.formats.safetensors.write import SafetensorsWriter
 from ckpttools.plan import plan as planning
-from ckpttools.run.executor import execute
 from ckpttools.stores.local.files import write_atomically
-from ckpttools.stores.memory import Bytes
 from ckpttools.testing.models import LlamaSizes, write_llama
 from ckpttools.testing.strategies import dtypes, noise, shapes, stored, trees
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from support.internals import Pairing
 
 from ckpttools.digest.digest import Digest
-from ckpttools.digest.pairing import Pairing, Remark, of_kinds
+from ckpttools.digest.pairing import Remark, of_kinds
 
 SIDES = st.dictionaries(
     st.sampled_from("pqrst"), st.sampled_from([("int8", (2,)), ("int8", (3,)), ("int4", (2,))])

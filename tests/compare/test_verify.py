@@ -17,20 +17,24 @@ from safetensors.numpy import load_file, save_file
 from support import command_line
 from support.command_line import ckpt
 from support.golden_data import golden_checkpoint
+from support.internals import (
+    OrbaxWriter,
+    Pairing,
+    SafetensorsWriter,
+    Selection,
+    keystr,
+    stack,
+    take,
+    to_maxtext,
+)
 from support.large_pairs import differing_models, said_within
 from support.locations import FIXTURES, GOLDEN
 from support.stored_trees import write
 
 import ckpttools
 from ckpttools import DTYPES, Empty, FormatError, Metadata, StackLayers, Text, ToMaxText, Tree
-from ckpttools.array.nodes import stack, take
-from ckpttools.array.tree import keystr
 from ckpttools.compare.verify import compare
-from ckpttools.digest.canonical import Selection
-from ckpttools.digest.pairing import Difference, Pairing
-from ckpttools.formats.orbax.write import OrbaxWriter
-from ckpttools.formats.safetensors.write import SafetensorsWriter
-from ckpttools.maxtext.to_maxtext import to_maxtext
+from ckpttools.digest.pairing import Difference
 from ckpttools.testing.models import LlamaSizes, write_llama, write_model
 from ckpttools.testing.strategies import chunk_shapes, chunked, dtypes, noise, shapes, stored
 

@@ -7,13 +7,10 @@ import json
 import numpy as np
 import pytest
 from support.command_line import run
+from support.internals import OrbaxWriter, SafetensorsWriter, ZarrWriter, keystr
 
 import ckpttools
 from ckpttools import DTYPES, FormatError, Metadata, Tree
-from ckpttools.array.tree import keystr
-from ckpttools.formats.orbax.write import OrbaxWriter
-from ckpttools.formats.safetensors.write import SafetensorsWriter
-from ckpttools.formats.zarr.write import ZarrWriter
 from ckpttools.testing.conformance import write
 from ckpttools.testing.strategies import noise, stored
 

@@ -3,13 +3,10 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.internals import Constant, Size, Table, row
 
 from ckpttools import DTYPES, ConfigError
-from ckpttools.array.nodes import Constant
 from ckpttools.mapping.flags import Flag, inferred_flags, refuse_open
-from ckpttools.mapping.row import row
-from ckpttools.mapping.sizes import Size
-from ckpttools.mapping.table import Table
 
 ROWS = (
     row("embedding: embed <-> embed: embed"),

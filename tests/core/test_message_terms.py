@@ -8,6 +8,7 @@ import shlex
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.internals import printable, render
 
 from ckpttools import LaterStepWarning, UsageError
 from ckpttools.cli.message_terms import FlagTerms
@@ -23,13 +24,12 @@ from ckpttools.core.message_terms import (
     option_names,
     quoted_option,
     rename_option,
-    render,
     render_all,
     repeated_option,
     retry_term,
     with_options,
 )
-from ckpttools.core.text import TERM_START, printable, printable_text
+from ckpttools.core.text import TERM_START, printable_text
 
 # Delimiters and payloads of terms as any process writes them, and other characters that names may have.
 PRIVATE = "".join(map(chr, (0xE000, 0xE001, *range(0xE130, 0xE13A), *range(0xE15B, 0xE17E))))

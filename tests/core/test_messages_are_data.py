@@ -10,11 +10,11 @@ from pathlib import Path
 
 import click
 import pytest
+from support.internals import main, render
 
 import ckpttools
-from ckpttools.cli.main import main
 from ckpttools.cli.message_terms import FlagTerms
-from ckpttools.core.message_terms import call, render
+from ckpttools.core.message_terms import call
 
 PACKAGE = Path(ckpttools.__file__).parent
 # Commands of ckpt, and flags; not the programs that hints name for other work.

@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from support.internals import parse_size
 
 import ckpttools
 from ckpttools import DTYPES, CheckpointError, DType, MappingError, Tree, UsageError
@@ -19,7 +20,6 @@ from ckpttools.api.arguments import Patterns, Size
 from ckpttools.cli.options import given_flags
 from ckpttools.cli.writing import make_command
 from ckpttools.core.argument_checks import argument_types, validate_arguments
-from ckpttools.core.budget import parse_size
 from ckpttools.core.options import Option, parse_options
 from ckpttools.core.plugins import entry_points_of, load_group
 from ckpttools.formats.base import Writable

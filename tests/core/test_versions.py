@@ -19,6 +19,18 @@ from support.golden_data import (
     arrays_by_tensorstore,
     leaves_by_package,
 )
+from support.internals import (
+    NEWEST,
+    VERSIONS,
+    ModelFiles,
+    StackAsModel,
+    keystr,
+    to_huggingface,
+    to_maxtext,
+    view_of,
+    window,
+)
+from support.internals import Path as TreePath
 from support.locations import GOLDEN_0_2_5
 from support.trees import lazy
 
@@ -39,16 +51,7 @@ from ckpttools import (
     plan_to_huggingface,
     plan_to_maxtext,
 )
-from ckpttools.array.nodes import window
-from ckpttools.array.tree import Path as TreePath
-from ckpttools.array.tree import keystr
-from ckpttools.maxtext.model_files import ModelFiles
-from ckpttools.maxtext.stacking import StackAsModel
-from ckpttools.maxtext.to_hf import to_huggingface
-from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.maxtext.variables import matching_versions
-from ckpttools.maxtext.versions import NEWEST, VERSIONS
-from ckpttools.maxtext.view import view_of
 
 MODELS = ("qwen3-next", "deepseek3", "deepseek3.2", "kimi-k2")
 SCANS = pytest.mark.parametrize("scan", [True, False], ids=SCAN_NAMES.get)

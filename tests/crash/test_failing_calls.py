@@ -3,8 +3,8 @@
 import errno
 
 import pytest
+from support.internals import PLAN_MARK
 
-from ckpttools.stores.publishing import PLAN_MARK
 from crash.crashes import crashes, of_a_later_process
 from crash.disk import Disk, lay_out
 from crash.effort import ALL, sample_and_last, some

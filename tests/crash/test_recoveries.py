@@ -1,8 +1,8 @@
 """A second crash, while the same command goes on where the first one stopped it."""
 
 import pytest
+from support.internals import PLAN_MARK
 
-from ckpttools.stores.publishing import PLAN_MARK
 from crash.crashes import Crash, crashes, of_a_later_process
 from crash.disk import Disk, lay_out
 from crash.effort import ALL, sample_and_last

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 from support.command_line import ckpt, examine, hint_of
+from support.internals import ReadOptions, entries_of, keystr, parse
 from support.locations import FIXTURES, GOLDEN, HF, ORBAX
 from support.object_stores import files_in
 from support.orbax_items import (
@@ -33,13 +34,9 @@ from support.orbax_items import (
 
 import ckpttools
 from ckpttools import CheckpointError, FormatError, StorageError, UsageError
-from ckpttools.array.tree import keystr
 from ckpttools.diagnosis import checks as checks_room
 from ckpttools.diagnosis.base import LEVELS, pasted
 from ckpttools.diagnosis.examine import checks, fixes, mend
-from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.orbax.entries import entries_of
-from ckpttools.stores import parse
 
 SHARDED = GOLDEN / "llama3.1" / "hf_sharded"
 F32 = np.dtype("float32")

@@ -12,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 from support.command_line import ckpt, doctor
+from support.internals import open_tree
 from support.locations import FIXTURES, GOLDEN, ORBAX, TRAINED
 from support.quantized_kinds import write
-
-from ckpttools.formats.registry import open_tree
 
 MODEL = GOLDEN / "qwen3" / "hf"
 TENSORS = load_file(MODEL / "model.safetensors")

@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 from support.command_line import run
 from support.golden_data import all_described
+from support.internals import OrbaxWriter, Started, ZarrWriter, parse, plan_tree
 from support.locations import GOLDEN, GOLDEN_0_2_5
 
 import ckpttools
@@ -26,13 +27,9 @@ from ckpttools import (
     plan_to_huggingface,
     plan_to_maxtext,
 )
-from ckpttools.api.tree_plan import plan_tree
-from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.sidecar import read_file
-from ckpttools.formats.zarr.write import ZarrWriter
-from ckpttools.run.events import Event, Started
+from ckpttools.run.events import Event
 from ckpttools.run.fingerprint import fingerprint
-from ckpttools.stores import parse
 from ckpttools.transforms.rename import renames
 
 TOKENIZER = b'{"model": "the one that was planned"}'

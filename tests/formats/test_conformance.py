@@ -11,14 +11,11 @@ from itertools import chain, pairwise, product
 from pathlib import Path
 
 from hypothesis import HealthCheck, assume, given, note, settings
+from support.internals import OrbaxWriter, SafetensorsWriter, ZarrWriter, Zstd
 
 import ckpttools
 from ckpttools import DTYPES
-from ckpttools.codecs.zstd import Zstd
 from ckpttools.formats.orbax import format as orbax
-from ckpttools.formats.orbax.write import OrbaxWriter
-from ckpttools.formats.safetensors.write import SafetensorsWriter
-from ckpttools.formats.zarr.write import ZarrWriter
 from ckpttools.testing.conformance import FormatTests, write
 from ckpttools.testing.strategies import assert_same, trees, unambiguous
 

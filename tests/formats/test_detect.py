@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.command_line import ckpt, run, succeed
 from support.hf_models import write_llama
+from support.internals import JOURNAL, parse
 from support.locations import FIXTURES, HF, ORBAX
 
 import ckpttools
@@ -25,9 +26,7 @@ from ckpttools import CheckpointError, FormatError, SeveralCheckpointsError
 from ckpttools.copying.selection import selected
 from ckpttools.formats.detect import LocationKind, LocationState, detect
 from ckpttools.runs.listing import find_run
-from ckpttools.stores.local.staging_names import JOURNAL
 from ckpttools.stores.local.store import LocalStore
-from ckpttools.stores.registry import parse
 
 ITEM = FIXTURES / "golden/llama3.1/maxtext_scanned/0"
 

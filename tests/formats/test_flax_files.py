@@ -9,11 +9,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.command_line import ckpt, run
+from support.internals import ReadOptions, open_tree
 
 import ckpttools
 from ckpttools import CheckpointError, Empty, FormatError, Text, UsageError
-from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.registry import open_tree
 
 serialization = pytest.importorskip("flax.serialization")
 msgpack = pytest.importorskip("msgpack")

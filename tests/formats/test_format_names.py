@@ -10,10 +10,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 from support.command_line import ckpt
+from support.internals import Constant
 
 import ckpttools
 from ckpttools import DTYPES, CheckpointError, Empty, Metadata, Text, Tree
-from ckpttools.array.nodes import Constant
 
 FORMATS = {
     "orbax": {"format": "orbax"},

@@ -9,11 +9,11 @@ from itertools import count
 import pytest
 from support.command_line import ckpt
 from support.golden_data import SOURCES
+from support.internals import Location, parse
 from support.locations import GOLDEN, HF, TRAINED
 
 import ckpttools
 from ckpttools import Resources, ToMaxText, plan_to_maxtext
-from ckpttools.stores import Location, parse
 from ckpttools.stores.memory import STORE
 
 NUMBERS = count()

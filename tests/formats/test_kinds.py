@@ -8,16 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.flavours import with_parameters
 from support.golden_data import golden_checkpoint
+from support.internals import LINEN, NNX, Constant, LayerGroup, linen_state, roles, view_of
 from support.locations import ORBAX, TRAINED
 from support.train_data import ALL, FLAVOURS, golden_leaves, layered
 from support.trees import lazy
 
 import ckpttools
 from ckpttools import DTYPES, Empty, Tree
-from ckpttools.array.nodes import Constant
-from ckpttools.maxtext.layers import LayerGroup, decoder_parameters, layer_stacks, split_number
-from ckpttools.maxtext.view import LINEN, NNX, PLAIN, Optimizer, linen_state, view_of
-from ckpttools.roles.of_tree import roles
+from ckpttools.maxtext.layers import decoder_parameters, layer_stacks, split_number
+from ckpttools.maxtext.view import PLAIN, Optimizer
 from ckpttools.testing.strategies import trees
 
 F32 = DTYPES["float32"]

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.command_line import ckpt
+from support.internals import inspect_tree
 from support.locations import GOLDEN, ORBAX
 from support.orbax_items import LITTLE, write_item, zarr3
 
@@ -17,7 +18,6 @@ import ckpttools
 from ckpttools import FormatError
 from ckpttools.array.gaps import missing_chunks
 from ckpttools.inspection.html_report import contents
-from ckpttools.inspection.tree import inspect_tree
 
 HOSTS = ORBAX / "emergency"
 WRITING = (

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.command_line import examine
+from support.internals import LocalFile
 from support.locations import ORBAX
 from support.orbax_items import (
     BIG,
@@ -31,7 +32,6 @@ from support.orbax_items import (
 import ckpttools
 from ckpttools import FormatError, Region
 from ckpttools.formats.zarr import inner_chunks
-from ckpttools.stores.local.file import LocalFile
 
 F32 = np.dtype("float32")
 OCDBT = pytest.mark.parametrize("use_ocdbt", [True, False], ids=["ocdbt", "files"])

@@ -9,16 +9,13 @@ import numpy as np
 import pytest
 from support.command_line import examine
 from support.golden_data import described, golden_leaves, leaves_by_package
+from support.internals import ReadOptions, entries_of, open_tree, parse
 from support.locations import ORBAX
 from support.orbax_items import EXPECTED, LITTLE, check_regions, write_item, zarr3
 
 from ckpttools import CheckpointError, Empty, FormatError, LazyArray, StorageError, Text, UsageError
 from ckpttools.diagnosis.examine import mend
-from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.orbax.entries import entries_of
 from ckpttools.formats.orbax.format import FORMAT
-from ckpttools.formats.registry import open_tree
-from ckpttools.stores import parse
 
 F32 = np.dtype("float32")
 ITEMS = pytest.mark.parametrize("name", EXPECTED)

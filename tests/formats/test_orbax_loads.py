@@ -17,17 +17,14 @@ from support.golden_data import (
     leaves_by_package,
     opened_by_tensorstore,
 )
+from support.internals import Constant, OrbaxWriter, build, execute
 from support.locations import GOLDEN
 from support.orbax_loads import EVERY_CASE, LOADERS, METADATA, SHARDED, some_cases
 from support.scripts import answers
 
 import ckpttools
 from ckpttools import DTYPES, Empty, Metadata, Resources, Text, ToMaxText, Tree, plan_to_maxtext
-from ckpttools.array.nodes import Constant
-from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.zarr import chunking
-from ckpttools.plan.plan import build
-from ckpttools.run.executor import execute
 
 # Name -> family, scanned, cut into many chunks.
 CHECKPOINTS = {

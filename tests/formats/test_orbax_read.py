@@ -17,18 +17,14 @@ from support.golden_data import (
     leaves_by_package,
     opened_by_tensorstore,
 )
+from support.internals import LINEN, ReadOptions, keystr, open_tree, parse, view_of
 from support.locations import GOLDEN
 
 from ckpttools import CheckpointError, Empty, FormatError, LaterStepWarning, UsageError
-from ckpttools.array.tree import keystr
-from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.orbax import metadata as orbax_metadata
 from ckpttools.formats.orbax import ocdbt, ocdbt_files
 from ckpttools.formats.orbax.runs import DamagedStepError, steps_around
 from ckpttools.formats.orbax.write import INDEX_FILE
-from ckpttools.formats.registry import open_tree
-from ckpttools.maxtext.view import LINEN, view_of
-from ckpttools.stores.registry import parse
 
 SCANS = pytest.mark.parametrize("scan", [True, False], ids=SCAN_NAMES.get)
 LEVELS = pytest.mark.parametrize("level", ["", "0", "0/items"], ids=["run", "step", "item"])

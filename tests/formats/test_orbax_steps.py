@@ -14,12 +14,11 @@ import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.command_line import ckpt, examine
+from support.internals import ReadOptions, open_tree
 from support.orbax_items import LITTLE, change_json, write_item, zarr3
 
 from ckpttools import CheckpointError, LaterStepWarning
-from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.orbax.runs import DamagedStepError, steps_around
-from ckpttools.formats.registry import open_tree
 
 HANDLER = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler"
 CHECKPOINT, TREE, MANIFEST, COMMIT = (

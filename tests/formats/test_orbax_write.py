@@ -16,24 +16,18 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 from support.golden_data import described, kvstore
+from support.internals import Appended, OrbaxWriter, TaskDone, Zstd, build, dotted, execute, parse_compression
 from support.scripts import answers
 from support.stored_trees import ARRAYS, EVERYTHING, STEP, ZARR3, array, contents, values, write
 
 import ckpttools
 from ckpttools import DTYPES, FormatError, LazyArray, Metadata, Text, Tree, UsageError
-from ckpttools.array.tree import dotted
-from ckpttools.codecs.registry import parse_compression
-from ckpttools.codecs.zstd import HIGHEST_LEVEL, LARGEST_ENCODED, Zstd
+from ckpttools.codecs.zstd import HIGHEST_LEVEL, LARGEST_ENCODED
 from ckpttools.core.dtypes import from_zarr2
 from ckpttools.formats.orbax import format as orbax
-from ckpttools.formats.orbax.write import OrbaxWriter
-from ckpttools.formats.placement import Appended
 from ckpttools.formats.zarr import chunking, zarr2
 from ckpttools.plan import plan as planning
-from ckpttools.plan.plan import build
 from ckpttools.run import threads
-from ckpttools.run.events import TaskDone
-from ckpttools.run.executor import execute
 from ckpttools.testing.conformance import FormatTests
 from ckpttools.testing.strategies import assert_same, stored
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.internals import Appended, DataFile, Placement, grid_cell, grid_indices
 
 from ckpttools import DTYPES, Region
-from ckpttools.core.region import grid_cell, grid_indices
-from ckpttools.formats.placement import Appended, ChunkFiles, DataFile, Placement
+from ckpttools.formats.placement import ChunkFiles
 from ckpttools.testing.strategies import chunk_shapes, noise, regions, shapes, tilings
 
 CARRIED = [DTYPES[name] for name in ("uint8", "bfloat16", "float32", "complex128")]

@@ -27,6 +27,27 @@ from support.golden_data import (
     golden_leaves,
     opened_by_tensorstore,
 )
+from support.internals import (
+    Cast,
+    Constant,
+    LocalFile,
+    OrbaxWriter,
+    Stored,
+    TaskDone,
+    ZarrWriter,
+    Zstd,
+    build,
+    elementwise,
+    entries_of,
+    execute,
+    grid_cell,
+    grid_indices,
+    parse,
+    relayout,
+    stack,
+    take,
+    window,
+)
 from support.locations import GOLDEN
 from support.orbax_loads import some_cases
 from support.scripts import answers
@@ -45,27 +66,16 @@ from ckpttools import (
     UsageError,
     plan_to_maxtext,
 )
-from ckpttools.array.nodes import Constant, Stack, Stored, Take, elementwise, relayout, stack, take, window
+from ckpttools.array.nodes import Stack, Take
 from ckpttools.cli.options import ANY_PATH
 from ckpttools.cli.writing import storage_options
-from ckpttools.codecs.zstd import Zstd
-from ckpttools.core.region import grid_cell, grid_indices
 from ckpttools.formats import references
 from ckpttools.formats.blocks import Finder, chunks_of
-from ckpttools.formats.orbax.entries import entries_of
 from ckpttools.formats.orbax.ocdbt import MAX_INDEX_BYTES
-from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.placement import Referenced
 from ckpttools.formats.references import ReferenceMode, References, reference_mode
 from ckpttools.formats.registry import writer_for
 from ckpttools.formats.zarr import chunking
-from ckpttools.formats.zarr.write import ZarrWriter
-from ckpttools.mapping.values import Cast
-from ckpttools.plan.plan import build
-from ckpttools.run.events import TaskDone
-from ckpttools.run.executor import execute
-from ckpttools.stores import parse
-from ckpttools.stores.local.file import LocalFile
 from ckpttools.testing.models import LlamaSizes, write_llama
 from ckpttools.testing.strategies import assert_same, groupings, noise, regions, stored
 

@@ -6,13 +6,10 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import Phase, find, given, settings
+from support.internals import ModelFiles, StackAsModel, to_huggingface, to_maxtext
 from support.trees import model
 
 from ckpttools import DTYPES, ConfigError, Metadata, ToHuggingFace, ToMaxText, Tree, UsageError
-from ckpttools.maxtext.model_files import ModelFiles
-from ckpttools.maxtext.stacking import StackAsModel
-from ckpttools.maxtext.to_hf import to_huggingface
-from ckpttools.maxtext.to_maxtext import to_maxtext
 
 BF16 = DTYPES["bfloat16"]
 LENGTHS = st.integers(1, 5)

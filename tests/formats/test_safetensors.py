@@ -18,16 +18,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 from support.command_line import doctor, examine, hint_of
+from support.internals import LocalFile, ReadOptions, parse
 from support.locations import ROOT
 from support.safetensors_files import entry, file_of, framed, packed, small, write_index
 
 import ckpttools
 from ckpttools import DTYPES, CheckpointError, ConfigError, FormatError, Region, StorageError, Tree
 from ckpttools.core.dtypes import from_safetensors
-from ckpttools.formats.base import Format, ReadOptions
+from ckpttools.formats.base import Format
 from ckpttools.formats.safetensors.format import FORMAT, parse_header
-from ckpttools.stores import parse
-from ckpttools.stores.local.file import LocalFile
 from ckpttools.testing.models import LlamaSizes, write_llama
 
 ALL_CODES = [dtype.safetensors for dtype in DTYPES.values() if dtype.safetensors]

@@ -13,21 +13,24 @@ from huggingface_hub.serialization import split_state_dict_into_shards_factory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import deserialize, safe_open
+from support.internals import (
+    Constant,
+    ReadOptions,
+    SafetensorsWriter,
+    TaskDone,
+    build,
+    execute,
+    parse,
+    plan_tree,
+)
 
 from ckpttools import DTYPES, Empty, FormatError, Metadata, Text, Tree
-from ckpttools.api.tree_plan import plan_tree
-from ckpttools.array.nodes import Constant
 from ckpttools.formats import flat
-from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.safetensors import format as safetensors
 from ckpttools.formats.safetensors import write as safetensors_write
-from ckpttools.formats.safetensors.write import DEFAULT_SHARD_BYTES, SafetensorsWriter, split
+from ckpttools.formats.safetensors.write import DEFAULT_SHARD_BYTES, split
 from ckpttools.plan import plan as planning
-from ckpttools.plan.plan import build
 from ckpttools.run import threads
-from ckpttools.run.events import TaskDone
-from ckpttools.run.executor import execute
-from ckpttools.stores import parse
 from ckpttools.testing.conformance import FormatTests, write
 from ckpttools.testing.strategies import assert_same, file_bytes, many_leaves, noise, stored
 

@@ -10,14 +10,13 @@ import orbax.checkpoint as ocp
 import pytest
 from support import command_line
 from support.golden_data import golden_arrays, golden_checkpoint, golden_leaves, leaves_by_package
+from support.internals import OrbaxWriter, ZarrWriter
 from support.locations import HF
 from support.safetensors_files import packed
 from support.stored_trees import EVERYTHING, STEP, array, write
 
 import ckpttools
 from ckpttools import DTYPES, Metadata, Tree
-from ckpttools.formats.orbax.write import OrbaxWriter
-from ckpttools.formats.zarr.write import ZarrWriter
 from ckpttools.testing.strategies import assert_same
 
 run = partial(command_line.run, "convert")

@@ -12,13 +12,11 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 from support.command_line import ckpt, succeed
+from support.internals import OrbaxWriter, SafetensorsWriter, plan_tree
 from support.locations import GOLDEN, HF
 
 import ckpttools
 from ckpttools import DTYPES, Empty, Metadata, Resources, ToMaxText, Tree, plan_to_maxtext
-from ckpttools.api.tree_plan import plan_tree
-from ckpttools.formats.orbax.write import OrbaxWriter
-from ckpttools.formats.safetensors.write import SafetensorsWriter
 from ckpttools.testing.conformance import write
 from ckpttools.testing.models import LlamaSizes, write_llama
 from ckpttools.testing.strategies import assert_same, noise, stored

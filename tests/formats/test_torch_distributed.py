@@ -12,21 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 from support.command_line import ckpt, run
+from support.internals import Constant, Decoded, ReadOptions, dotted, open_tree, parse, window
 from support.torch_files import View, archived, save
 from support.torch_files import whole as whole_tensor
 from support.trees import lazy
 
 import ckpttools
 from ckpttools import DTYPES, FormatError, Region
-from ckpttools.array.nodes import Concat, Constant, Decoded, window
-from ckpttools.array.tree import dotted
-from ckpttools.formats.base import ReadOptions
+from ckpttools.array.nodes import Concat
 from ckpttools.formats.pieced import Piece, pieced
-from ckpttools.formats.registry import open_tree
 from ckpttools.formats.torch.archive import saved_file
 from ckpttools.formats.torch.dcp import SavedTensor
 from ckpttools.formats.torch.replica_check import ProcessFile, ends_of, refuse_copies
-from ckpttools.stores.registry import parse
 
 FIXTURES = Path(__file__).parents[2] / "fixtures/torch"
 DCP, SHARDS, RANKS = (FIXTURES / name for name in ("dcp", "dcp-safetensors", "ranks"))

@@ -19,17 +19,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.command_line import ckpt, run
 from support.gcs_server import Fault
+from support.internals import ReadOptions, dotted, parse
 from support.torch_files import View, archived, pickled, save, whole
 
 import ckpttools
 from ckpttools import Empty, FormatError, Region, StorageError, Text
-from ckpttools.array.tree import dotted
-from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.known_formats import formats
 from ckpttools.formats.torch.pickled import Global, Record, is_of_training
 from ckpttools.formats.torch.tensors import NotReadableError, _unwrapped
 from ckpttools.formats.torch.unpickling import unpickled
-from ckpttools.stores.registry import parse
 
 FIXTURES = Path(__file__).parents[2] / "fixtures/torch"
 

@@ -9,13 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.command_line import ckpt, run
+from support.internals import ReadOptions, dotted, open_tree
 from support.torch_files import save, whole
 
 import ckpttools
 from ckpttools import FormatError, Region
-from ckpttools.array.tree import dotted
-from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.registry import open_tree
 
 FIXTURES = Path(__file__).parents[2] / "fixtures/torch/zero"
 TRAINED = FIXTURES.parent / "deepspeed"

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 from support.command_line import run, succeed
 from support.hf_models import LLAMA_CONFIG, write_llama
+from support.internals import align, dotted, to_maxtext
 from support.torch_files import save, whole
 from support.trees import lazy
 
@@ -26,10 +27,7 @@ from ckpttools import (
     UsageError,
 )
 from ckpttools.array.patterns import expand_branches, first_match, matching
-from ckpttools.array.tree import dotted
-from ckpttools.compare.align import align
 from ckpttools.maxtext.hub_names import ToHubNames, has_llama_names, with_hub_names
-from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.transforms.strip_wrappers import drop_states, patterns_of_others, strip_wrappers
 
 TRAINERS = Path(__file__).parents[2] / "fixtures/torch/trainers"

@@ -13,15 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.command_line import ckpt, run
+from support.internals import Location, ReadOptions, open_tree, parse
 
 import ckpttools
 from ckpttools import FormatError, LaterStepWarning, UsageError
 from ckpttools.core.text import plural
-from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.registry import open_tree
 from ckpttools.formats.zarr.legacy_runs import legacy_run_in
-from ckpttools.stores.location import Location
-from ckpttools.stores.registry import parse
 
 ts = pytest.importorskip("tensorstore")
 ROOT = Path(__file__).parents[2]

@@ -11,15 +11,12 @@ from math import prod
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.internals import Constant, LayerGroup, Path, Sharding, inspect_tree
 
 from ckpttools import DTYPES, Empty, Metadata, Tree, UsageError
-from ckpttools.array.nodes import Constant
-from ckpttools.array.storage import Sharding
-from ckpttools.array.tree import Path
 from ckpttools.core.text import natural_key
 from ckpttools.inspection.folding import Branch, fold, sort_arrays
-from ckpttools.inspection.tree import ArrayReport, Total, TreeReport, TreeWarning, inspect_tree
-from ckpttools.maxtext.layers import LayerGroup
+from ckpttools.inspection.tree import ArrayReport, Total, TreeReport, TreeWarning
 from ckpttools.maxtext.view import Optimizer
 
 

@@ -12,19 +12,15 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 from support.command_line import ckpt
 from support.golden_data import FAMILIES
+from support.internals import Constant, Family, Layers, families, keystr, row
+from support.internals import Path as TreePath
 from support.locations import GOLDEN
 from support.trees import maxtext_tree, right_one, without
 
 import ckpttools
 from ckpttools import DTYPES, Tree, UsageError
-from ckpttools.array.nodes import Constant
-from ckpttools.array.tree import Path as TreePath
-from ckpttools.array.tree import keystr
 from ckpttools.inspection.against import against_family, against_tree
 from ckpttools.inspection.comparison import ArraySpec, Comparison, arranged
-from ckpttools.mapping.row import Layers, row
-from ckpttools.model_families.family import Family
-from ckpttools.model_families.registry import families
 
 LLAMA = GOLDEN / "llama3.1"
 NAMES = st.lists(st.sampled_from(("a", "b", "0", "1")), min_size=1, max_size=3).map(tuple)

@@ -15,14 +15,13 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 from support.command_line import ckpt
 from support.hf_models import write_llama
+from support.internals import keystr, printable
 from support.locations import GOLDEN, ORBAX
 
 import ckpttools
-from ckpttools.array.tree import keystr
 from ckpttools.cli.inspect_tree import COLUMNS, format_amounts, shorten
 from ckpttools.cli.output import print_json
 from ckpttools.cli.table import TreeRow, draw_tree
-from ckpttools.core.text import printable
 
 
 def lines_of(*arguments: object, **environment: str) -> list[str]:

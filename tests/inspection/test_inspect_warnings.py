@@ -9,17 +9,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.internals import Chunked, Constant, Path, advice, inspect_tree
 from support.orbax_items import LITTLE, sharded, values_of, write_item, zarr3
 
 import ckpttools
 from ckpttools import DTYPES, LazyArray, Metadata, Tree
 from ckpttools.array import storage
-from ckpttools.array.nodes import Chunked, Constant
-from ckpttools.array.tree import Path
 from ckpttools.formats.registry import storage_of
-from ckpttools.inspection.advice import advice
 from ckpttools.inspection.chunks import inspect_chunks
-from ckpttools.inspection.tree import TreeWarning, inspect_tree, warnings_of
+from ckpttools.inspection.tree import TreeWarning, warnings_of
 
 LENGTHS = st.integers(1, 1 << 12)
 LAYER: Path = ("params", "params", "decoder", "layers", "mlp", "wi_0", "kernel")

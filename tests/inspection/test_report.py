@@ -18,15 +18,14 @@ from safetensors.numpy import save_file
 from support.chromium import Browser, browser, executable
 from support.command_line import ckpt
 from support.golden_data import golden_checkpoint
+from support.internals import Constant, inspect_tree
 from support.locations import HF
 
 import ckpttools
 from ckpttools import DTYPES, Tree
-from ckpttools.array.nodes import Constant
 from ckpttools.inspection.html_report import contents, page
 from ckpttools.inspection.layer_rows import layer_rows
 from ckpttools.inspection.stats import inspect_stats
-from ckpttools.inspection.tree import inspect_tree
 from ckpttools.testing.strategies import many_leaves, stored
 
 SCANNED = golden_checkpoint(scan=True)

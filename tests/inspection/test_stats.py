@@ -15,21 +15,19 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 from support.command_line import ckpt
 from support.golden_data import golden_checkpoint
+from support.internals import Bytes, Constant, Scratch, Stored, keystr
+from support.internals import Path as TreePath
 from support.locations import GOLDEN
 
 import ckpttools
 from ckpttools import DTYPES, DType, LazyArray, MemoryBudgetError, Region, Tree
 from ckpttools.array.elements import table, widen
-from ckpttools.array.nodes import Constant, Stored
-from ckpttools.array.scratch import ALIGNMENT, Scratch
-from ckpttools.array.tree import Path as TreePath
-from ckpttools.array.tree import keystr
+from ckpttools.array.scratch import ALIGNMENT
 from ckpttools.inspection import moments as moments_module
 from ckpttools.inspection.distribution import QUANTILES, most_bins
 from ckpttools.inspection.layer_rows import layer_rows
 from ckpttools.inspection.moments import Extremes, Moments, extremes, near_zero
 from ckpttools.inspection.stats import ArrayStats, Statistics, inspect_stats, statistics_of
-from ckpttools.stores.memory import Bytes
 from ckpttools.testing.strategies import UnreadableFile, lazy_arrays, noise, shapes, stored
 
 MIB = 1 << 20

@@ -4,16 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.internals import Scale, Size, Stored, Table, parse_key, parse_side, row
 
 from ckpttools import DTYPES, ConfigError, CoverageError, MappingError, ShapeError, UsageError
-from ckpttools.array.nodes import Stored
-from ckpttools.mapping.axes import parse_groups, parse_side
+from ckpttools.mapping.axes import parse_groups
 from ckpttools.mapping.flags import Flag
-from ckpttools.mapping.keys import parse_key
-from ckpttools.mapping.row import row
-from ckpttools.mapping.sizes import Observation, Size, require, sizes_from_config, sizes_from_keys, unify
-from ckpttools.mapping.table import Table
-from ckpttools.mapping.values import Scale
+from ckpttools.mapping.sizes import Observation, require, sizes_from_config, sizes_from_keys, unify
 from ckpttools.testing.strategies import UnreadableFile, noise, stored
 
 F32, BF16 = DTYPES["float32"], DTYPES["bfloat16"]

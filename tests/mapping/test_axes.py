@@ -1,10 +1,11 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.internals import parse_key, parse_side
 
 from ckpttools import MappingError
-from ckpttools.mapping.axes import Side, parse_groups, parse_side
-from ckpttools.mapping.keys import Field, Key, parse_key
+from ckpttools.mapping.axes import Side, parse_groups
+from ckpttools.mapping.keys import Field, Key
 from ckpttools.testing.strategies import statements
 
 NAMES = st.sampled_from(("layer", "expert", "repeat", "block", "heads", "head_dim"))

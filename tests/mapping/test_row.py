@@ -7,17 +7,25 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.internals import (
+    Layers,
+    Multiply,
+    Scale,
+    Shift,
+    Size,
+    Stored,
+    Table,
+    Whole,
+    parse_key,
+    parse_side,
+    row,
+)
 
 from ckpttools import DTYPES, MappingError
-from ckpttools.array.nodes import Stored
-from ckpttools.mapping.axes import parse_side
 from ckpttools.mapping.factor import Factor
-from ckpttools.mapping.keys import parse_key
-from ckpttools.mapping.row import Layers, Row, row, rows, rows_text
+from ckpttools.mapping.row import Row, rows, rows_text
 from ckpttools.mapping.row_conversion import RowConversion
-from ckpttools.mapping.sizes import Size
-from ckpttools.mapping.table import Table
-from ckpttools.mapping.values import Fill, Multiply, Scale, Shift, Whole
+from ckpttools.mapping.values import Fill
 from ckpttools.testing.strategies import UnreadableFile, dtypes, noise, regions, statements, stored
 
 

@@ -6,10 +6,9 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.internals import Constant, dotted, keystr
 
 from ckpttools import DTYPES, CheckpointError, Empty, Metadata, NoSuchPathError, Tree, UsageError
-from ckpttools.array.nodes import Constant
-from ckpttools.array.tree import dotted, keystr
 
 KEYS = st.one_of(st.text("ab./", min_size=1, max_size=3), st.integers(0, 3))
 PATHS = st.lists(KEYS, min_size=1, max_size=3).map(tuple)

@@ -11,10 +11,10 @@ import pytest
 from oracle import environments
 from oracle.settings import COMPUTED
 from safetensors.numpy import load_file
+from support.internals import next_steps
 from support.locations import FIXTURES, TESTS
 
 import ckpttools
-from ckpttools.api.next_steps import next_steps
 
 PYTHON = environments.present(environments.MAXTEXT)
 PEFT = FIXTURES / "peft"

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 from support.command_line import ckpt, run
 from support.hf_models import write_llama
+from support.internals import parse
 from support.locations import DOCS, FIXTURES, GOLDEN_0_2_5, HF, TRAINED
 from support.object_stores import files_in
 from support.pages import run_page
@@ -33,7 +34,6 @@ from ckpttools import (
     UsageError,
 )
 from ckpttools.maxtext.average import Average
-from ckpttools.stores import parse
 from ckpttools.testing.strategies import noise, stored
 from ckpttools.transforms.mean_weights import DECAYS, MeanWeights
 

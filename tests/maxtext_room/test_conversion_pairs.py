@@ -10,14 +10,13 @@ import pytest
 from safetensors.numpy import load_file
 from support.command_line import ckpt
 from support.golden_data import FAMILIES, SCAN_NAMES, convert
+from support.internals import SafetensorsWriter, to_maxtext
 from support.locations import GOLDEN
 from support.stored_trees import write
 
 import ckpttools
 from ckpttools import DTYPES, Resources, ToHuggingFace, ToMaxText, Tree, plan_to_huggingface, plan_to_maxtext
 from ckpttools.compare.conversion import in_maxtext_names
-from ckpttools.formats.safetensors.write import SafetensorsWriter
-from ckpttools.maxtext.to_maxtext import to_maxtext
 
 SCANS = pytest.mark.parametrize("scan", [True, False], ids=SCAN_NAMES.get)
 EVERY_FAMILY = pytest.mark.parametrize("family", FAMILIES)

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.command_line import succeed
+from support.internals import VERSIONS, families
 
 import ckpttools
 from ckpttools import FormatError
 from ckpttools.maxtext.config.deviations import known_deviations, rounded_root
-from ckpttools.maxtext.versions import VERSIONS
-from ckpttools.model_families.registry import families
 
 YARN = {
     "rope_type": "yarn",

@@ -10,11 +10,11 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from support.internals import to_maxtext
 from support.trees import model
 
 import ckpttools
 from ckpttools import FormatError, ToMaxText
-from ckpttools.maxtext.to_maxtext import to_maxtext
 
 TEXT = {
     "hidden_size": 16,

@@ -16,6 +16,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.command_line import ckpt, succeed
+from support.internals import families
 from support.locations import DOCS, GOLDEN, GOLDEN_0_2_5
 
 import ckpttools
@@ -27,7 +28,6 @@ from ckpttools.maxtext.config.model_facts import ModelFacts, _without_item_keys
 from ckpttools.maxtext.config.models import named_models
 from ckpttools.maxtext.config.setting_kinds import setting_kinds
 from ckpttools.maxtext.loading.command import load_yaml, parse_command
-from ckpttools.model_families.registry import families
 
 MODELS = ("gemma2", "gemma4-e2b", "gemma4-moe", "gemma4-vision", "llama4-scout", "qwen3-omni", "qwen3.5")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from support.internals import families, family_of
 from support.locations import FIXTURES
 
 from ckpttools import ConfigError
-from ckpttools.model_families.registry import families, family_of
 
 MODELS = json.loads((FIXTURES / "maxtext-0.2.5-models.json").read_bytes())
 CONVERTED = [item for item in MODELS if "family" in item]

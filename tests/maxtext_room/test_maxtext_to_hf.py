@@ -12,6 +12,18 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from support.command_line import with_flags
 from support.golden_data import FAMILIES, SCAN_NAMES, convert, golden_checkpoint
+from support.internals import (
+    ModelFiles,
+    OrbaxWriter,
+    SafetensorsWriter,
+    build,
+    execute,
+    families,
+    family_to_toml,
+    keystr,
+    to_huggingface,
+    to_maxtext,
+)
 from support.locations import FIXTURES, GOLDEN, HF, TRAINED
 
 import ckpttools
@@ -35,17 +47,7 @@ from ckpttools import (
     plan_to_maxtext,
     save,
 )
-from ckpttools.array.tree import keystr
-from ckpttools.formats.orbax.write import OrbaxWriter
-from ckpttools.formats.safetensors.write import SafetensorsWriter
 from ckpttools.maxtext.model_config import absent_mtp_field
-from ckpttools.maxtext.model_files import ModelFiles
-from ckpttools.maxtext.to_hf import to_huggingface
-from ckpttools.maxtext.to_maxtext import to_maxtext
-from ckpttools.model_families.registry import families
-from ckpttools.model_families.toml_write import family_to_toml
-from ckpttools.plan.plan import build
-from ckpttools.run.executor import execute
 from ckpttools.testing.models import LlamaSizes, write_llama
 from ckpttools.testing.strategies import stored
 

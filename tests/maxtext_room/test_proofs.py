@@ -6,15 +6,11 @@ from pathlib import Path
 
 import pytest
 from support.golden_data import SCAN_NAMES, leaves_by_package
+from support.internals import ModelFiles, dotted, family_of, to_huggingface, to_maxtext
 from support.locations import GOLDEN, GOLDEN_0_2_5
 
 import ckpttools
 from ckpttools import ToHuggingFace, ToMaxText, Tree
-from ckpttools.array.tree import dotted
-from ckpttools.maxtext.model_files import ModelFiles
-from ckpttools.maxtext.to_hf import to_huggingface
-from ckpttools.maxtext.to_maxtext import to_maxtext
-from ckpttools.model_families.registry import family_of
 from ckpttools.quantized.config import declared_quantization
 
 MADE = [

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.command_line import ckpt, succeed, with_flags
 from support.hf_models import write_llama
+from support.internals import NEWEST, VERSIONS, parse
 from support.locations import DOCS, GOLDEN, HF, ORBAX, TRAINED
 from support.maxtext_loading import PATHS, RULES, RUNS
 from support.object_stores import files_in, google
@@ -30,8 +31,6 @@ from ckpttools.maxtext.loading.paths import list_committed_steps
 from ckpttools.maxtext.loading.resolution import NOTHING
 from ckpttools.maxtext.loading.settings import DEFAULTS, SIZES
 from ckpttools.maxtext.loading.weights import check_weights
-from ckpttools.maxtext.versions import NEWEST, VERSIONS
-from ckpttools.stores import parse
 
 SCANNED = GOLDEN / "llama3.1" / "maxtext_scanned" / "0" / "items"
 UNSCANNED = GOLDEN / "llama3.1" / "maxtext_unscanned" / "0" / "items"

@@ -11,13 +11,11 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from support.command_line import run, succeed
+from support.internals import keystr, roles, view_of
 from support.trees import tree_with
 
 import ckpttools
 from ckpttools import FormatError, StackLayers, StripOptimizer, Tree, UnstackLayers, UsageError, save
-from ckpttools.array.tree import keystr
-from ckpttools.maxtext.view import view_of
-from ckpttools.roles.of_tree import roles
 from ckpttools.testing.strategies import assert_same
 
 COUNT = np.array(3, np.int32)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from support.command_line import run
 from support.golden_data import described, golden_checkpoint
+from support.internals import LINEN, keystr, linen_state, view_of
 from support.locations import TRAINED
 from support.train_data import ALL, Layers, golden_leaves, layered
 from support.trees import lazy
@@ -26,8 +27,6 @@ from ckpttools import (
     UnstackLayers,
     UsageError,
 )
-from ckpttools.array.tree import keystr
-from ckpttools.maxtext.view import LINEN, linen_state, view_of
 from ckpttools.testing.strategies import assert_same
 
 

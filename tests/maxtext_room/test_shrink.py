@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.command_line import ckpt, ended, run
 from support.hf_models import write_llama
+from support.internals import family_named, to_maxtext, view_of
 from support.locations import GOLDEN, GOLDEN_0_2_5, HF, TRAINED
 
 import ckpttools
@@ -27,9 +28,6 @@ from ckpttools import (
 )
 from ckpttools.maxtext.shrink import Shrink
 from ckpttools.maxtext.smaller_config import KeptParts, smaller_config
-from ckpttools.maxtext.to_maxtext import to_maxtext
-from ckpttools.maxtext.view import view_of
-from ckpttools.model_families.registry import family_named
 
 # Each with layers that it can have fewer of, and what else.
 MODELS = [

@@ -10,19 +10,24 @@ import pytest
 from hypothesis import given, settings
 from support.command_line import ckpt
 from support.golden_data import FAMILIES, GOLDEN_VERSION, convert, golden_leaves, leaves_by_package
+from support.internals import (
+    NEWEST,
+    VERSIONS,
+    Constant,
+    LayerGroup,
+    StackAsModel,
+    family_named,
+    linen_state,
+    view_of,
+)
 from support.locations import TRAIN
 from support.train_data import layered
 
 import ckpttools
 from ckpttools import DTYPES, Empty, FormatError, Metadata, Tree, UnstackLayers
-from ckpttools.array.nodes import Constant
 from ckpttools.maxtext import stacking
 from ckpttools.maxtext.cycles import Cycle
-from ckpttools.maxtext.layers import LayerGroup
-from ckpttools.maxtext.stacking import StackAsModel, cycle_of
-from ckpttools.maxtext.versions import NEWEST, VERSIONS
-from ckpttools.maxtext.view import linen_state, view_of
-from ckpttools.model_families.registry import family_named
+from ckpttools.maxtext.stacking import cycle_of
 from ckpttools.testing.strategies import assert_same
 
 GOLDEN = [path.parent.name for path in sorted(TRAIN.with_name("golden").glob("*/leaves_scanned.json"))]

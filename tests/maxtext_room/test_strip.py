@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from support.command_line import ended, run
 from support.golden_data import described, golden_checkpoint, leaves_by_package
+from support.internals import LINEN, NNX, Chunked, cast, keystr, linen_state, roles, view_of
 from support.locations import FIXTURES, TRAINED
 from support.quantized_kinds import GPTQ, KINDS
 from support.scripts import answers
@@ -29,12 +30,8 @@ from ckpttools import (
     Tree,
     UsageError,
 )
-from ckpttools.array.nodes import Chunked, LazyArray
-from ckpttools.array.tree import keystr
-from ckpttools.maxtext.view import LINEN, NNX, linen_state, view_of
-from ckpttools.roles.of_tree import roles
+from ckpttools.array.nodes import LazyArray
 from ckpttools.testing.strategies import assert_same
-from ckpttools.transforms.cast import cast
 
 BFLOAT16 = DTYPES["bfloat16"]
 

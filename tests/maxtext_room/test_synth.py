@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.command_line import ckpt, run
 from support.hf_models import write_llama
+from support.internals import to_maxtext
 from support.locations import DOCS, GOLDEN, GOLDEN_0_2_5, HF, TRAINED
 from support.pages import run_page
 from support.stored_trees import contents
@@ -21,7 +22,6 @@ import ckpttools
 from ckpttools import CheckpointError, ConfigError, CoverageError, ShapeError, ToMaxText, UsageError
 from ckpttools.array.nodes import seeded_noise
 from ckpttools.maxtext.synthetic import stitch_models, synthetic_model
-from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.testing.strategies import regions, shapes
 
 MASK = (1 << 64) - 1

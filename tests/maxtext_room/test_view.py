@@ -7,10 +7,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from support.internals import view_of
 from support.locations import GOLDEN, TRAINED
 
 import ckpttools
-from ckpttools.maxtext.view import view_of
 
 PACKAGE = Path(ckpttools.__file__).parent
 # What a view has worked out, in the modules below.

@@ -15,15 +15,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.internals import Constant, DataFile, Layout, Placement, build
 from support.measured import measured, within
 from support.orbax_items import LITTLE, write_item, zarr2, zarr3
 
 import ckpttools
 from ckpttools import DTYPES, ToMaxText, Tree, plan_to_maxtext, save
-from ckpttools.array.nodes import Constant
-from ckpttools.formats.base import Layout
-from ckpttools.formats.placement import DataFile, Placement
-from ckpttools.plan.plan import build
 from ckpttools.testing.models import LlamaSizes, write_llama
 
 MIB = 1 << 20

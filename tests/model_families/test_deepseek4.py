@@ -12,6 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 from support.golden_data import SCAN_NAMES, all_described, leaves_by_package
+from support.internals import (
+    ModelFiles,
+    StackAsModel,
+    Whole,
+    families,
+    keystr,
+    parse_key,
+    to_huggingface,
+    to_maxtext,
+)
 from support.locations import GOLDEN_0_2_5
 from support.trees import lazy
 
@@ -32,15 +42,7 @@ from ckpttools import (
     plan_to_huggingface,
     plan_to_maxtext,
 )
-from ckpttools.array.tree import keystr
-from ckpttools.mapping.keys import parse_key
-from ckpttools.mapping.values import Whole
-from ckpttools.maxtext.model_files import ModelFiles
-from ckpttools.maxtext.stacking import StackAsModel
-from ckpttools.maxtext.to_hf import to_huggingface
-from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.model_families.deepseek4 import RESAVED
-from ckpttools.model_families.registry import families
 
 GOLDEN = GOLDEN_0_2_5 / "deepseek4"
 SCANS = pytest.mark.parametrize("scan", [True, False], ids=SCAN_NAMES.get)

@@ -7,16 +7,15 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.hf_models import llama_shapes
+from support.internals import FlagRule, Stored, Whole, families, family_named, family_of
 
 from ckpttools import DTYPES, CheckpointError, ConfigError, CoverageError, UnknownNameError
-from ckpttools.array.nodes import Stored
 from ckpttools.family_check.check import present_rows
 from ckpttools.family_check.definition import Definition
 from ckpttools.family_check.synthetic_models import Sizes, configuration, flag_settings
 from ckpttools.mapping.arithmetic import axes_in
-from ckpttools.mapping.values import Fill, Whole
-from ckpttools.model_families.family import FlagRule
-from ckpttools.model_families.registry import OF_MAXTEXT, UNFIT, families, family_named, family_of
+from ckpttools.mapping.values import Fill
+from ckpttools.model_families.registry import OF_MAXTEXT, UNFIT
 from ckpttools.testing.strategies import UnreadableFile, noise, stored
 
 F32, BF16 = DTYPES["float32"], DTYPES["bfloat16"]

@@ -8,11 +8,8 @@ from pathlib import Path
 
 import pytest
 from support.command_line import ckpt, succeed
+from support.internals import families, family_from_toml, family_to_toml
 from support.locations import GOLDEN
-
-from ckpttools.model_families.file import family_from_toml
-from ckpttools.model_families.registry import families
-from ckpttools.model_families.toml_write import family_to_toml
 
 LLAMA = GOLDEN / "llama3.1"
 

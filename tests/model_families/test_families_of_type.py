@@ -1,6 +1,8 @@
 """Families by `model_type`, found without importing all families."""
 
-from ckpttools.model_families.registry import families, families_of_type, family_named
+from support.internals import families, family_named
+
+from ckpttools.model_families.registry import families_of_type
 
 
 def test_model_types_map_to_declaring_families():

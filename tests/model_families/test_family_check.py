@@ -10,21 +10,27 @@ from functools import cache
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.internals import (
+    Constant,
+    Family,
+    FlagRule,
+    Layers,
+    Scale,
+    families,
+    family_from_toml,
+    family_of,
+    family_to_toml,
+    row,
+)
 from support.locations import GOLDEN
 from support.trees import hugging_face
 
 from ckpttools import DTYPES, MappingError, Metadata, StorageError, Tree
-from ckpttools.array.nodes import Constant
 from ckpttools.family_check.check import check_against, check_alone, check_family, check_on_config
 from ckpttools.family_check.definition import Definition
 from ckpttools.family_check.synthetic_models import Sizes, synthetic_model
-from ckpttools.mapping.row import Layers, row
 from ckpttools.mapping.settings import SettingRules
-from ckpttools.mapping.values import Scale
-from ckpttools.model_families.family import Family, FlagRule, Spelling
-from ckpttools.model_families.file import family_from_toml
-from ckpttools.model_families.registry import families, family_of
-from ckpttools.model_families.toml_write import family_to_toml
+from ckpttools.model_families.family import Spelling
 
 BUILT_IN = tuple(families())
 # The others take most of the time, as many settings of their flags are tried: 24 and 8.

@@ -14,6 +14,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
+from support.internals import (
+    Family,
+    FlagRule,
+    Layers,
+    Multiply,
+    Scale,
+    Shift,
+    families,
+    family_from_toml,
+    family_to_toml,
+    row,
+)
 from support.locations import GOLDEN
 
 import ckpttools
@@ -33,13 +45,10 @@ from ckpttools import (
 from ckpttools.family_check.check import check_against, check_alone, check_on_config
 from ckpttools.mapping.axes import Side
 from ckpttools.mapping.keys import Key
-from ckpttools.mapping.row import Layers, row
 from ckpttools.mapping.row_text import exactness_of, op_text, parse_op
-from ckpttools.mapping.values import Multiply, Scale, Shift
-from ckpttools.model_families.family import Family, FlagRule, Spelling
-from ckpttools.model_families.file import family_from_file, family_from_toml
-from ckpttools.model_families.registry import families, family_called, names_a_file
-from ckpttools.model_families.toml_write import family_to_toml
+from ckpttools.model_families.family import Spelling
+from ckpttools.model_families.file import family_from_file
+from ckpttools.model_families.registry import family_called, names_a_file
 from ckpttools.testing.strategies import statements
 
 BUILT_IN = tuple(families())

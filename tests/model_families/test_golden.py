@@ -30,12 +30,11 @@ from support.golden_data import (
     golden_leaves,
     leaves_by_package,
 )
+from support.internals import dotted, family_of
 from support.locations import GOLDEN
 
 import ckpttools
 from ckpttools import DTYPES, Resources, ToMaxText, plan_to_maxtext
-from ckpttools.array.tree import dotted
-from ckpttools.model_families.registry import family_of
 from ckpttools.plan import plan as planning
 
 SCANS = pytest.mark.parametrize("scan", [True, False], ids=SCAN_NAMES.get)

@@ -8,15 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.golden_data import FAMILIES
+from support.internals import Constant, Path, families
 from support.locations import GOLDEN
 from support.trees import maxtext_tree, right_one, without
 
 import ckpttools
 from ckpttools import DTYPES, Tree
-from ckpttools.array.nodes import Constant
-from ckpttools.array.tree import Path
 from ckpttools.maxtext.recognition import FamilyGuess, guess_families
-from ckpttools.model_families.registry import families
 
 # Families that have all names of another, and nothing that would tell which.
 ALIKE = ({"llama", "mistral"}, {"gemma", "llama", "mistral"}, {"deepseek", "kimi-k2.5"})

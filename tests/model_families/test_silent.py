@@ -9,20 +9,23 @@ from functools import cache
 import pytest
 from oracle.cases import configurations
 from oracle.silent import stating
+from support.internals import (
+    Describer,
+    FlagRule,
+    ModelFiles,
+    Stored,
+    family_named,
+    family_of,
+    to_huggingface,
+    to_maxtext,
+)
 from support.locations import FIXTURES
 
 import ckpttools
 from ckpttools import DTYPES, CheckpointError, CoverageError, Metadata, ToHuggingFace, ToMaxText, Tree
-from ckpttools.array.fingerprint import Describer
-from ckpttools.array.nodes import Stored
 from ckpttools.mapping.sizes import nested_value, states_field
 from ckpttools.maxtext.model_config import config_for_weights, text_config
-from ckpttools.maxtext.model_files import ModelFiles
-from ckpttools.maxtext.to_hf import to_huggingface
-from ckpttools.maxtext.to_maxtext import to_maxtext
-from ckpttools.model_families.family import FlagRule
 from ckpttools.model_families.hf_defaults import default_fields
-from ckpttools.model_families.registry import family_named, family_of
 from ckpttools.testing.models import shapes_of
 from ckpttools.testing.strategies import UnreadableFile
 

@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from support.command_line import ckpt, run
 from support.golden_data import all_described, arrays_by_tensorstore
+from support.internals import families, keystr
 from support.locations import GOLDEN, GOLDEN_0_2_5
 
 import ckpttools
@@ -25,9 +26,7 @@ from ckpttools import (
     plan_to_huggingface,
     plan_to_maxtext,
 )
-from ckpttools.array.tree import keystr
 from ckpttools.maxtext.model_config import text_config
-from ckpttools.model_families.registry import families
 
 RESOURCES = Resources(jobs=2)
 GEMMA3 = GOLDEN_0_2_5 / "gemma3-vision" / "hf"

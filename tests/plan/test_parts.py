@@ -15,14 +15,12 @@ from time import sleep
 
 import pytest
 from support.command_line import ckpt, run
+from support.internals import JobInfo, LockedError, Share, parse, staging_of
 from support.locations import GOLDEN, HF, TESTS, TRAINED
 from support.object_stores import files_in
 
 from ckpttools.api import publish_plan as publishing
-from ckpttools.stores import parse
 from ckpttools.stores.local.journal import Journal
-from ckpttools.stores.publishing import JobInfo, LockedError, staging_of
-from ckpttools.stores.shares import Share
 
 MAXTEXT = GOLDEN / "llama3.1" / "maxtext_scanned"
 SHARDED = GOLDEN / "llama3.1" / "hf_sharded"

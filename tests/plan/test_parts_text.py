@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from support.internals import Share, parse
+
 from ckpttools.api.plan_status import PartStatus, PlanStatus, _count, _stragglers
 from ckpttools.cli.plan_status_text import part_line, status_lines, waiting_line
 from ckpttools.run.parts import PartReceipt
-from ckpttools.stores import parse
-from ckpttools.stores.shares import Member, Share
+from ckpttools.stores.shares import Member
 
 GB = 10**9
 PART = PartStatus(100, 50, 20 * GB, 10 * GB, 1e9, 10.0, "0/3", "process 7 on a", "at work", 1.0, "a")

@@ -5,22 +5,31 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.internals import (
+    Cast,
+    Constant,
+    DataFile,
+    Describer,
+    Layout,
+    Multiply,
+    OrbaxWriter,
+    Placement,
+    Scratch,
+    Stored,
+    Zstd,
+    build,
+    elementwise,
+    grid_cell,
+    grid_indices,
+    relayout,
+    stack,
+)
 
 from ckpttools import DTYPES, MemoryBudgetError, Metadata, Region, Tree
 from ckpttools.array import read_blocks
-from ckpttools.array.fingerprint import Describer
-from ckpttools.array.nodes import Constant, Stored, elementwise, relayout, stack
-from ckpttools.array.scratch import Scratch
-from ckpttools.codecs.zstd import Zstd
 from ckpttools.core import budget
 from ckpttools.core.notes import Note, Notes
-from ckpttools.core.region import grid_cell, grid_indices
-from ckpttools.formats.base import Layout
-from ckpttools.formats.orbax.write import OrbaxWriter
-from ckpttools.formats.placement import DataFile, Placement
-from ckpttools.mapping.values import Cast, Multiply
 from ckpttools.plan import plan as planning
-from ckpttools.plan.plan import build
 from ckpttools.plan.task import cut
 from ckpttools.testing.strategies import (
     UnreadableFile,

@@ -11,19 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.command_line import ckpt, succeed
+from support.internals import Cast, Convert, Multiply, NodeLines, Nodes, Scratch, elementwise
 from support.locations import GOLDEN, HF, TRAINED
 
 import ckpttools
 from ckpttools import DTYPES, FormatError
 from ckpttools.api.plans import header_of
-from ckpttools.array.nodes import elementwise
-from ckpttools.array.scratch import Scratch
-from ckpttools.mapping.values import Add, Cast, Multiply
-from ckpttools.plan.array_lines import NodeLines, Nodes, NotInLinesError, decode_dataclass
+from ckpttools.mapping.values import Add
+from ckpttools.plan.array_lines import NotInLinesError, decode_dataclass
 from ckpttools.plan.parts import dealt
 from ckpttools.plan.plan_file import decoded, encoded
 from ckpttools.testing.strategies import lazy_arrays, regions, stored
-from ckpttools.transforms.conversion import Convert
 from ckpttools.transforms.functions import InMemory
 
 MAXTEXT = GOLDEN / "llama3.1" / "maxtext_scanned"

@@ -11,11 +11,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from support.internals import quantized_view
 from support.quantized_weights import tree_of
 
 import ckpttools
 from ckpttools import DTYPES
-from ckpttools.quantized.view import quantized_view
 
 WHY = "the extra `transformers` is not installed"
 torch = pytest.importorskip("torch", reason=WHY)

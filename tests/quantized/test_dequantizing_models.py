@@ -13,14 +13,13 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from support import quantized_weights as built
 from support.command_line import examine, run, succeed
+from support.internals import by_name, dotted, quantized_view
 from support.locations import GOLDEN, ROOT
 from support.measured import within
 
 import ckpttools
 from ckpttools import DamagedScalesError, FormatError
-from ckpttools.array.tree import by_name, dotted
 from ckpttools.quantized import scale_checks
-from ckpttools.quantized.view import quantized_view
 
 BLOCK = (24, 40)
 FP8 = {"quant_method": "fp8", "weight_block_size": list(BLOCK), "modules_to_not_convert": ["lm_head", "norm"]}

@@ -11,21 +11,15 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 from support.command_line import run, succeed
 from support.hf_models import write_llama
+from support.internals import Fp8Blocks, Size, Table, by_name, dotted, parse, quantized_view, row
 from support.locations import GOLDEN, GOLDEN_0_2_5
 
 import ckpttools
 from ckpttools import DTYPES, FormatError, Metadata, UsageError
-from ckpttools.array.tree import by_name, dotted
-from ckpttools.mapping.row import row
-from ckpttools.mapping.sizes import Size
-from ckpttools.mapping.table import Table
 from ckpttools.maxtext.config.observed_model import StoredFp8
 from ckpttools.maxtext.native_fp8 import CODES, misfit_test
 from ckpttools.maxtext.scale_grids import scale_grids
 from ckpttools.quantized import scale_checks
-from ckpttools.quantized.encoders import Fp8Blocks
-from ckpttools.quantized.view import quantized_view
-from ckpttools.stores.registry import parse
 from ckpttools.testing.strategies import stored
 
 BLOCK = 16

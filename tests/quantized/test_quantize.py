@@ -10,19 +10,16 @@ from safetensors.numpy import save_file
 from support.command_line import ended, run, succeed
 from support.golden_data import GOLDEN
 from support.hf_models import write_llama
+from support.internals import Constant, Dequantize, Fp8Blocks, dotted, next_steps
 from support.locations import FIXTURES
 
 import ckpttools
 from ckpttools import DTYPES, CoverageError, FormatError, LazyArray, Tree, UnknownNameError, UsageError
-from ckpttools.api.next_steps import next_steps
-from ckpttools.array.nodes import Constant
-from ckpttools.array.tree import dotted
 from ckpttools.core.message_terms import repeated_option
 from ckpttools.maxtext.recognition import find_unowned_arrays
-from ckpttools.quantized.encoders import Fp8Blocks, Mxfp4Encoder
+from ckpttools.quantized.encoders import Mxfp4Encoder
 from ckpttools.quantized.modules import is_linear, unquantized_modules
 from ckpttools.testing.strategies import stored
-from ckpttools.transforms.cast import Dequantize
 from ckpttools.transforms.quantize import Quantize
 
 INVERSE, PLAIN = "_scale_inv", "bfloat16"

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 from support.command_line import examine, run
 from support.golden_data import FAMILIES, convert
+from support.internals import Convert, MapArrays, Stored, dotted, elementwise, parse_rules
 from support.locations import GOLDEN
 
 import ckpttools
@@ -31,14 +32,10 @@ from ckpttools import (
     plan_to_maxtext,
     save,
 )
-from ckpttools.array.nodes import Dequantized, Stored, distinct_arrays, elementwise
-from ckpttools.array.tree import dotted
+from ckpttools.array.nodes import Dequantized, distinct_arrays
 from ckpttools.quantized.config import scheme
 from ckpttools.quantized.weights import QuantizedWeight, find_weights
 from ckpttools.testing.strategies import noise, stored
-from ckpttools.transforms.conversion import Convert
-from ckpttools.transforms.functions import MapArrays
-from ckpttools.transforms.rename import parse_rules
 
 FP8 = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
 MXFP4 = {"quant_method": "mxfp4"}

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.command_line import run
 from support.golden_data import convert
+from support.internals import Dequantize, MapArrays, dotted, inspect_tree, parse_rules, quantized_view
 from support.locations import GOLDEN
 from support.quantized_kinds import (
     GPTQ,
@@ -29,14 +30,8 @@ from support.quantized_weights import fp8_blocks, tree_of
 
 import ckpttools
 from ckpttools import DTYPES, CastMap, CastTo, CheckpointError, FormatError, MappingError, Select, Tree, save
-from ckpttools.array.tree import dotted
-from ckpttools.inspection.tree import inspect_tree
-from ckpttools.quantized.view import quantized_view
 from ckpttools.quantized.weights import auxiliary_tensors, find_weights
 from ckpttools.testing.strategies import noise, stored
-from ckpttools.transforms.cast import Dequantize
-from ckpttools.transforms.functions import MapArrays
-from ckpttools.transforms.rename import parse_rules
 
 # Kinds that are read, and those of which a variant is that is not.
 READ, UNREADABLE = ("mxfp4", "fp8 in blocks", "static fp8"), ("pack-quantized", "modelopt")

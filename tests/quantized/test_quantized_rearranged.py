@@ -10,14 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 from support.command_line import run
+from support.internals import Convert, MapArrays, Relayout, elementwise, parse_rules, relayout, stack
 from support.quantized_kinds import KINDS, MODULES, PLAIN, tree_of_kind, write
 
 from ckpttools import DTYPES, MappingError, Tree
-from ckpttools.array.nodes import Relayout, elementwise, relayout, stack
 from ckpttools.testing.strategies import noise, stored
-from ckpttools.transforms.conversion import Convert
-from ckpttools.transforms.functions import MapArrays
-from ckpttools.transforms.rename import parse_rules
 
 REFUSED = "can be renamed, but not rearranged"
 EXPERTS = 3

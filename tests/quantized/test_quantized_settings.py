@@ -8,9 +8,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from support import quantized_weights as built
 from support.command_line import run
+from support.internals import quantized_view
 
 from ckpttools import FormatError
-from ckpttools.quantized.view import quantized_view
 
 
 def numbers(tree, name):

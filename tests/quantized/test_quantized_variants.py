@@ -8,11 +8,10 @@ import pytest
 from safetensors.numpy import save_file
 from support import quantized_weights as built
 from support.command_line import ended, succeed
+from support.internals import Dequantize, quantized_view
 
 from ckpttools import DTYPES, CastTo, FormatError, Tree
-from ckpttools.quantized.view import quantized_view
 from ckpttools.testing.strategies import noise, stored
-from ckpttools.transforms.cast import Dequantize
 from ckpttools.transforms.quantize import Quantize
 
 TOOL = "CompressedTensorsConfig"

@@ -5,9 +5,10 @@ import weakref
 
 import numpy as np
 from support import quantized_weights as built
+from support.internals import quantized_view
 
 from ckpttools import DTYPES, Tree
-from ckpttools.quantized.view import make_comparable, quantized_view
+from ckpttools.quantized.view import make_comparable
 
 
 def fp8_tree() -> Tree:

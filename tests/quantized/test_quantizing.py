@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.internals import Describer, Fp8Blocks, NodeLines, Nodes, Scratch, relayout
 
 from ckpttools import DTYPES, FormatError, ShapeError
 from ckpttools.array import read_blocks
@@ -18,12 +19,9 @@ from ckpttools.array.blockwise import (
     quantization_errors,
     total_error,
 )
-from ckpttools.array.fingerprint import Describer
-from ckpttools.array.nodes import relayout
-from ckpttools.array.scratch import Scratch, add_counts
+from ckpttools.array.scratch import add_counts
 from ckpttools.core.region import ceil_div
-from ckpttools.plan.array_lines import NodeLines, Nodes
-from ckpttools.quantized.encoders import Fp8Blocks, Mxfp4Encoder, numbers, rounded_to_few_bits
+from ckpttools.quantized.encoders import Mxfp4Encoder, numbers, rounded_to_few_bits
 from ckpttools.testing.strategies import regions, stored, tilings
 
 DTYPE = st.sampled_from(("bfloat16", "float16", "float32", "float64"))

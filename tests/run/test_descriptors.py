@@ -13,9 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.internals import LocalFile
 
 from ckpttools import FormatError
-from ckpttools.stores.local.file import LocalFile, ReopenableFile, iso_time
+from ckpttools.stores.local.file import ReopenableFile, iso_time
 
 SHARDS = 80
 

@@ -13,22 +13,26 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.internals import (
+    JOURNAL,
+    PLAN_MARK,
+    JobInfo,
+    OrbaxWriter,
+    SafetensorsWriter,
+    Share,
+    ZarrWriter,
+    Zstd,
+    parse,
+    plan_tree,
+)
 from support.stored_trees import ARRAYS, EVERYTHING
 
 from ckpttools import Prepared, Select, Tree
-from ckpttools.api.tree_plan import plan_tree
-from ckpttools.codecs.zstd import Zstd
 from ckpttools.formats.base import Writer
-from ckpttools.formats.orbax.write import OrbaxWriter
-from ckpttools.formats.safetensors.write import SafetensorsWriter
-from ckpttools.formats.zarr.write import ZarrWriter
 from ckpttools.run import threads
 from ckpttools.run.parts import execute_part
 from ckpttools.stores.local.files import sync_tree
-from ckpttools.stores.local.staging_names import JOURNAL
-from ckpttools.stores.publishing import PLAN_MARK, JobInfo
-from ckpttools.stores.registry import parse
-from ckpttools.stores.shares import PARTS, Share
+from ckpttools.stores.shares import PARTS
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="tells what a descriptor is of")
 

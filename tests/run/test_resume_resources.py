@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.command_line import ckpt, run
+from support.internals import Started, TaskDone
 
 import ckpttools
 from ckpttools import Receipt
 from ckpttools.plan import plan as planning
 from ckpttools.plan.plan import Division
-from ckpttools.run.events import Started, TaskDone
 from ckpttools.testing.models import LlamaSizes, write_llama
 
 pytest.importorskip("safetensors")

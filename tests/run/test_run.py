@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support.internals import JOURNAL, LocalStaging, Publishing, Started, TaskDone
 
 from ckpttools import (
     DestinationExistsError,
@@ -26,10 +27,7 @@ from ckpttools import (
 )
 from ckpttools.plan import plan as planning
 from ckpttools.run import threads
-from ckpttools.run.events import Publishing, Started, TaskDone
 from ckpttools.stores.local.data_files import LocalDataFiles
-from ckpttools.stores.local.staging import LocalStaging
-from ckpttools.stores.local.staging_names import JOURNAL
 from ckpttools.testing.models import LlamaSizes, write_llama
 
 SIZES = LlamaSizes(layers=3, hidden=128, mlp=384, heads=4, kv_heads=2, head_dim=32, vocab=1000)

@@ -15,16 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.command_line import ckpt, run, succeed
+from support.internals import SafetensorsWriter, Started, TaskDone, parse
 from support.object_stores import Google, files_in
 from support.safetensors_files import packed
 
 import ckpttools
 from ckpttools import SourceChangedError
-from ckpttools.formats.safetensors.write import SafetensorsWriter
 from ckpttools.plan.plan_file import read_plan
-from ckpttools.run.events import Comparing, Started, TaskDone
+from ckpttools.run.events import Comparing
 from ckpttools.run.source_copies import MixedCopiesError
-from ckpttools.stores import parse
 from ckpttools.stores.checksums import BLOCK_BYTES, sample_starts
 from ckpttools.stores.local import mounts, store
 from ckpttools.stores.local.store import STORE

@@ -18,6 +18,7 @@ import tensorstore as ts
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.command_line import ckpt, succeed
+from support.internals import dotted, entries_of, parse
 from support.locations import FIXTURES, ORBAX
 from support.object_stores import files_in
 from support.orbax_items import LITTLE, write_item, zarr3
@@ -25,10 +26,7 @@ from support.pruned_runs import HANDLER
 
 import ckpttools
 from ckpttools import FormatError, UsageError
-from ckpttools.array.tree import dotted
-from ckpttools.formats.orbax.entries import entries_of
 from ckpttools.formats.orbax.ocdbt import Extent
-from ckpttools.stores.registry import parse
 
 HOSTS = FIXTURES / "hosts"
 JOBS = sorted(path.name for path in HOSTS.iterdir())

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.internals import Scratch
 
 from ckpttools.array import copy as copying
 from ckpttools.array.copy import copy, scratch_bytes
-from ckpttools.array.scratch import Scratch
 from ckpttools.testing.strategies import shapes
 
 CARRIERS = [np.dtype(code) for code in ("u1", "<u2", "<u4", "<u8", "<c16")]

@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 from support.command_line import ckpt, run
+from support.internals import parse
 from support.object_stores import files_in
 
 import ckpttools
 from ckpttools import DestinationExistsError, SourceChangedError
-from ckpttools.stores import evidence, parse
+from ckpttools.stores import evidence
 
 WEIGHTS, CONFIG, OTHER = "model.safetensors", "config.json", "other.safetensors"
 

@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.command_line import ckpt, ended, run, succeed
 from support.gcs_server import Fault
+from support.internals import LocalStaging, LockedError, parse
 from support.kills import killed_several_times
 from support.locations import DOCS, GOLDEN, HF, ORBAX, TRAINED
 from support.object_stores import files_in
@@ -40,10 +41,7 @@ from ckpttools import (
 )
 from ckpttools.copying import pieces, transfer
 from ckpttools.formats.orbax import ocdbt, ocdbt_files
-from ckpttools.stores import parse
-from ckpttools.stores.local.staging import LocalStaging
 from ckpttools.stores.local.staging_names import remove_mark
-from ckpttools.stores.publishing import LockedError
 
 SHARDED = GOLDEN / "llama3.1" / "hf_sharded"
 RUN = ORBAX / "cm_default"

@@ -14,13 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
+from support.internals import parse
 from support.object_stores import files_in
 from support.web_server import web_server
 
 import ckpttools
 from ckpttools import CheckpointError, DestinationExistsError, SourceChangedError, StorageError
 from ckpttools.copying import execute, prepared, transfer
-from ckpttools.stores import evidence, parse
+from ckpttools.stores import evidence
 from ckpttools.stores.base import FileKind, Status
 from ckpttools.stores.local.staging import LocalWork
 from ckpttools.stores.objects import store as object_store

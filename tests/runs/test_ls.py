@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.command_line import ckpt, succeed, with_flags
+from support.internals import parse
 from support.locations import FIXTURES, HF, ORBAX, TRAINED
 from support.object_stores import files_in
 
@@ -23,7 +24,6 @@ from ckpttools.core.errors import suppress_step_warnings
 from ckpttools.core.text import format_age
 from ckpttools.formats.torch.zero import FORMAT
 from ckpttools.runs.listing import find_run, listed, looked_at, measure_usage
-from ckpttools.stores.registry import parse
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.command_line import ckpt, doctor, succeed
+from support.internals import LockedError, parse
 from support.mounts import on_overlay
 from support.object_stores import files_in
 from support.pruned_runs import copied, write_run
@@ -28,8 +29,6 @@ from ckpttools.runs.journal import locked_run
 from ckpttools.runs.listing import load_step_metrics
 from ckpttools.runs.policy import Best, Keep
 from ckpttools.stores.objects import store as objects
-from ckpttools.stores.publishing import LockedError
-from ckpttools.stores.registry import parse
 
 RULES = {"keep_last": 2, "keep_every": 3, "keep_best": "reward:1"}
 

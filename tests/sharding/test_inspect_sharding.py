@@ -10,17 +10,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.internals import Constant, Sharding, inspect_tree, keystr
 from support.locations import ORBAX
 
 import ckpttools
 from ckpttools import DTYPES, FormatError, Metadata, Tree
-from ckpttools.array.nodes import Constant
-from ckpttools.array.storage import Sharding
-from ckpttools.array.tree import keystr
 from ckpttools.cli.inspect_tree import format_array_type
 from ckpttools.formats.orbax.metadata import sharding_document
 from ckpttools.formats.orbax.sharding import stored_shardings
-from ckpttools.inspection.tree import inspect_tree
 
 MESH_AXES = st.lists(
     st.tuples(st.sampled_from(("data", "fsdp", "tensor")), st.integers(1, 8)),

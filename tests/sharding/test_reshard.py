@@ -12,15 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.command_line import ckpt, run, succeed, with_flags
+from support.internals import Sharding, advice, keystr
 from support.locations import GOLDEN, HF, TRAINED
 
 import ckpttools
 from ckpttools import ShapeError, UsageError
-from ckpttools.array.storage import Sharding
-from ckpttools.array.tree import keystr
 from ckpttools.formats.orbax.sharding import stored_shardings
 from ckpttools.formats.zarr.chunking import parse_chunks
-from ckpttools.inspection.advice import advice
 from ckpttools.sharding.mesh import mesh_chunk
 
 MAXTEXT = GOLDEN / "llama3.1" / "maxtext_scanned"

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from support.command_line import ckpt
 from support.hf_models import write_llama
+from support.internals import TaskDone
 
 import ckpttools
 from ckpttools import CheckpointError, DestinationExistsError
-from ckpttools.run.events import TaskDone
 
 
 class StopError(Exception):

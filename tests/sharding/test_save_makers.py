@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.internals import cast, pad_array, relayout, stack, take, window
 
 from ckpttools import DTYPES, Region, UsageError
-from ckpttools.array.nodes import InMemoryArray, pad_array, rebuild_arrays, relayout, stack, take, window
+from ckpttools.array.nodes import InMemoryArray, rebuild_arrays
 from ckpttools.core.region import grid_cells
 from ckpttools.sharding.distributed_save import RegionAssigner
 from ckpttools.sharding.save_shards import Shard, ShardHolder
-from ckpttools.transforms.cast import cast
 
 FLOAT = DTYPES["float32"]
 

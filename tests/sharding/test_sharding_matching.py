@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.internals import parse_mesh, roles
 from support.trees import lazy
 
 import ckpttools
 from ckpttools import CoverageError, MappingError, Tree, UsageError
-from ckpttools.roles.of_tree import roles
 from ckpttools.sharding.load_request import match
-from ckpttools.sharding.mesh import parse_mesh
 from ckpttools.sharding.rules import MAXTEXT, resolve_rules
 
 NAMES = [("decoder", "mlp", "kernel"), ("decoder", "norm"), ("embedding",)]

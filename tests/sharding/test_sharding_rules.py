@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 
 import pytest
+from support.internals import keystr, parse, parse_mesh, to_maxtext
 from support.locations import GOLDEN, HF
 
 import ckpttools
 from ckpttools import FormatError, MappingError, ShapeError, ToMaxText, UsageError, chunks
-from ckpttools.array.tree import keystr
 from ckpttools.maxtext.axis_names import axis_names
-from ckpttools.maxtext.to_maxtext import to_maxtext
-from ckpttools.sharding.mesh import MeshShape, parse_mesh, parse_spec, shard_shape, spec_text
+from ckpttools.sharding.mesh import MeshShape, parse_spec, shard_shape, spec_text
 from ckpttools.sharding.rules import MAXTEXT, Rules, resolve_rules
-from ckpttools.stores.registry import parse
 
 MESH = parse_mesh("data=2,fsdp=4,tensor=2")
 

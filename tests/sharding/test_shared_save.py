@@ -6,12 +6,12 @@ import sys
 
 import numpy as np
 import pytest
+from support.internals import parse
 from support.locations import HF, TESTS
 from support.object_stores import google
 from support.shared_save import values
 
 import ckpttools
-from ckpttools.stores.registry import parse
 
 
 @pytest.fixture(scope="module")

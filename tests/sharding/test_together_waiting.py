@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from support.internals import Publishing
 
 from ckpttools import OtherProcessError
 from ckpttools.api.distributed import _are_done, _check_failed, _heeding
 from ckpttools.api.plan_status import PartStatus
-from ckpttools.run.events import Publishing
 from ckpttools.sharding.loading import JobProgress, ProgressReporter
 from ckpttools.sharding.processes import Processes, Service
 

@@ -6,16 +6,15 @@ import huggingface_hub.constants
 import pytest
 from huggingface_hub.utils import _http
 from support.command_line import ckpt
+from support.internals import Client, parse
 from support.object_stores import environment
 from support.stores_on_loopback import PATIENCE, asked_by_writer
 from support.tls import Authority, encrypted
 from support.web_server import web_server
 
 from ckpttools import StorageError
-from ckpttools.stores import parse
 from ckpttools.stores.certificates import VARIABLES, added_certificates, bundle_path
 from ckpttools.stores.web import https
-from ckpttools.stores.web.client import Client
 from ckpttools.stores.web.hub_errors import trust_certificates
 from ckpttools.stores.web.hub_repository import Repository
 

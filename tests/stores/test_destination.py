@@ -11,6 +11,7 @@ import pytest
 import zarr
 from safetensors.numpy import save_file
 from support.command_line import ckpt
+from support.internals import parse
 from support.locations import FIXTURES
 from support.mounts import while_mounted
 
@@ -18,7 +19,6 @@ import ckpttools
 from ckpttools import StorageError
 from ckpttools.formats.orbax.entries import Files
 from ckpttools.formats.registry import find_unowned_files
-from ckpttools.stores import parse
 from ckpttools.testing.models import LlamaSizes, write_llama
 
 SIZES = LlamaSizes(layers=2, hidden=64, mlp=128, heads=4, kv_heads=2, head_dim=16, vocab=256)

@@ -13,15 +13,14 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.command_line import ckpt
+from support.internals import main, parse, printable
 from support.orbax_items import LITTLE, write_item, zarr3
 
 from ckpttools import FormatError
-from ckpttools.cli.main import main
-from ckpttools.core.text import mark_style, printable, printable_text, unmark_styles
+from ckpttools.core.text import mark_style, printable_text, unmark_styles
 from ckpttools.formats.json_file import DEEPEST, parse_json, read_json
 from ckpttools.formats.orbax.entries import Indexed
 from ckpttools.formats.orbax.index import Index
-from ckpttools.stores import parse
 
 STEERING = "a\x1b[2Jb\x1b]0;title\x07c\x9bd\u202ee\u2066f\rg\nError: all is lost"
 ONES = (zarr3([LITTLE], [2]), np.ones(4, "float32"))

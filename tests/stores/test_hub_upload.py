@@ -16,6 +16,7 @@ import huggingface_hub.constants
 import pytest
 from support.command_line import ckpt, ended, run, succeed
 from support.hf_models import write_llama
+from support.internals import parse
 from support.locations import GOLDEN
 from support.object_stores import files_in
 from support.stores_on_loopback import asked_by_writer
@@ -23,7 +24,6 @@ from support.web_server import COMMIT, Fault, status, web_server
 
 import ckpttools
 from ckpttools import CheckpointError, NoSpaceError, SourceChangedError, StorageError
-from ckpttools.stores import parse
 from ckpttools.stores.web import hub_data_files
 from ckpttools.stores.web.hub_data_files import KEPT_BYTES, HubDataFiles
 

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 from support.command_line import ckpt, run
+from support.internals import JobInfo, Publishing, Started, TaskDone, parse, staging_of
 from support.object_stores import files_in
 
 import ckpttools
@@ -25,13 +26,10 @@ from ckpttools.run.bindings import (
     select_sound_records,
     void_run,
 )
-from ckpttools.run.events import Publishing, Started, TaskDone
-from ckpttools.stores import parse
 from ckpttools.stores.checksums import BLOCK_BYTES, MOST_BLOCKS, sample_starts
 from ckpttools.stores.local.data_files import LocalDataFiles, WrittenFiles
 from ckpttools.stores.local.staging import LocalWork
 from ckpttools.stores.objects.staging import ObjectWork
-from ckpttools.stores.publishing import JobInfo, staging_of
 from ckpttools.testing.models import LlamaSizes, write_llama
 
 SHAPE, COUNT = (256, 256), 12

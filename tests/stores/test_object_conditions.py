@@ -12,19 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import s3_server as server_module
 from support.command_line import ckpt, run
+from support.internals import LockedError, parse
 from support.locations import HF
 from support.object_stores import amazon
 from support.s3_quirks import Quirks
 
 import ckpttools
 from ckpttools import DestinationExistsError, StorageError, UsageError
-from ckpttools.stores import parse
 from ckpttools.stores.objects import lock as locking
 from ckpttools.stores.objects import writing
 from ckpttools.stores.objects.client import IGNORED, QUOTED, UNQUOTED, Conditions
 from ckpttools.stores.objects.lock import Lock
 from ckpttools.stores.objects.writing import TakenError, probe_conditions, put, read
-from ckpttools.stores.publishing import UNPROTECTED, LockedError
+from ckpttools.stores.publishing import UNPROTECTED
 
 HONORED = {
     "none": Conditions(True, QUOTED),

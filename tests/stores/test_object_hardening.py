@@ -13,11 +13,11 @@ import threading
 import pytest
 from support.command_line import ckpt, run
 from support.gcs_server import Fault
+from support.internals import parse
 from support.locations import GOLDEN, HF
 from support.object_stores import azure, environment, files_in, google
 
 from ckpttools import DestinationExistsError
-from ckpttools.stores import parse
 from ckpttools.stores.objects import listing_cache, writing
 from ckpttools.stores.objects import lock as locking
 from ckpttools.stores.objects.writing import MARK, PART_BYTES, Upload

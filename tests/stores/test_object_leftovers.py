@@ -7,11 +7,11 @@ import json
 import pytest
 from support.command_line import ckpt, run
 from support.gcs_server import Fault
+from support.internals import parse
 from support.locations import HF
 from support.object_stores import amazon, google
 
 from ckpttools import StorageError
-from ckpttools.stores import parse
 from ckpttools.stores.abilities import SupportsUploads
 from ckpttools.stores.objects.writing import PART_BYTES, Upload
 

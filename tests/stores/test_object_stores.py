@@ -13,6 +13,7 @@ from random import randbytes
 import pytest
 from support.command_line import ckpt, run, succeed
 from support.gcs_server import Fault
+from support.internals import parse
 from support.locations import DOCS, GOLDEN, HF, ORBAX, TRAINED
 from support.measured import within
 from support.object_stores import amazon, azure, environment, files_in
@@ -20,7 +21,7 @@ from support.safetensors_files import packed
 
 import ckpttools
 from ckpttools import FormatError, SourceChangedError, StorageError
-from ckpttools.stores import FileKind, block_cache, parse, reads
+from ckpttools.stores import FileKind, block_cache, reads
 from ckpttools.stores.concurrency import Pace, requested_concurrency
 from ckpttools.stores.objects import az, client, gs, listing_cache, s3
 from ckpttools.testing.stores import StoreTests

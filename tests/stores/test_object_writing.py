@@ -17,15 +17,14 @@ import numpy as np
 import pytest
 from support.command_line import ckpt, run
 from support.gcs_server import Fault
+from support.internals import JobInfo, LockedError, parse
 from support.kills import killed_several_times
 from support.locations import GOLDEN, HF, TRAINED
 from support.object_stores import files_in
 
 import ckpttools
 from ckpttools import DestinationExistsError, StorageError
-from ckpttools.stores import parse
 from ckpttools.stores.objects import lock as locking
-from ckpttools.stores.publishing import JobInfo, LockedError
 
 MAXTEXT = GOLDEN / "llama3.1" / "maxtext_scanned"
 SHARDED = GOLDEN / "llama3.1" / "hf_sharded"

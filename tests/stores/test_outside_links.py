@@ -11,10 +11,10 @@ from damage.models import base
 from hypothesis import given
 from hypothesis import strategies as st
 from support.command_line import ckpt, succeed
+from support.internals import parse
 from support.stores_on_loopback import asked_by_writer
 from support.web_server import web_server
 
-from ckpttools.stores import parse
 from ckpttools.stores.outside_links import find_outside_links
 
 PUBLIC = "hf://me/new"

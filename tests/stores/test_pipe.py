@@ -15,16 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.command_line import run
 from support.golden_data import golden_checkpoint
+from support.internals import OrbaxWriter, ZarrWriter, keystr, plan_tree
 from support.locations import DOCS, GOLDEN, HF
 
 import ckpttools
 from ckpttools import DTYPES, CastMap, CastTo, Metadata, Select, Tree, UsageError, mapped_by
-from ckpttools.api.tree_plan import plan_tree
-from ckpttools.array.tree import keystr
 from ckpttools.core.notes import Notes
-from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import writer_for
-from ckpttools.formats.zarr.write import ZarrWriter
 from ckpttools.testing.strategies import assert_same, noise, stored, trees
 
 PAGE = DOCS / "transforms.md"

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.command_line import ckpt, succeed
 from support.gcs_server import Fault
+from support.internals import Client, parse
 from support.locations import GOLDEN, HF
 from support.object_stores import files_in, google
 from support.web_server import status, web_server
@@ -21,13 +22,12 @@ from support.web_server import status, web_server
 import ckpttools
 from ckpttools import Region, StorageError
 from ckpttools.plan.task import Prices, prices
-from ckpttools.stores import block_cache, concurrency, parse, reads
+from ckpttools.stores import block_cache, concurrency, reads
 from ckpttools.stores.concurrency import Pace, use_concurrency
 from ckpttools.stores.objects import gs
 from ckpttools.stores.reads import ReadPool
 from ckpttools.stores.web import client as attempting
 from ckpttools.stores.web import http as plain
-from ckpttools.stores.web.client import Client
 from ckpttools.testing.models import write_model
 
 SHARDED = GOLDEN / "llama3.1" / "hf_sharded"

@@ -12,6 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.command_line import ckpt
+from support.internals import JOURNAL as NAME
+from support.internals import (
+    PLAN_MARK,
+    JobInfo,
+    LocalFile,
+    LocalStaging,
+    LockedError,
+    Publishing,
+    Started,
+    TaskDone,
+)
 from support.mounts import while_mounted
 
 from ckpttools import (
@@ -24,14 +35,9 @@ from ckpttools import (
     plan_to_maxtext,
 )
 from ckpttools.run.entries import FinishedTask, entries
-from ckpttools.run.events import Publishing, Started, TaskDone
 from ckpttools.stores.local import directory, staging
-from ckpttools.stores.local.file import LocalFile
 from ckpttools.stores.local.files import exchange, remove_tree
 from ckpttools.stores.local.journal import Journal
-from ckpttools.stores.local.staging import LocalStaging
-from ckpttools.stores.local.staging_names import JOURNAL as NAME
-from ckpttools.stores.publishing import PLAN_MARK, JobInfo, LockedError
 from ckpttools.testing.models import LlamaSizes, write_llama
 
 TIMES = re.compile(rb'"[a-z]+_timestamp_nsecs": \d+')

@@ -7,12 +7,12 @@ import json
 import pytest
 from support.command_line import ckpt, run
 from support.gcs_server import Fault
+from support.internals import parse
 from support.locations import HF
 from support.object_stores import Google, environment
 from support.tls import Authority, encrypted
 
 from ckpttools import StorageError
-from ckpttools.stores import parse
 from ckpttools.stores.objects import gs
 
 KEYS = {"AWS_ACCESS_KEY_ID": "AKIATESTTESTTEST", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "x"}

@@ -11,11 +11,11 @@ from itertools import count
 import pytest
 from support.command_line import ckpt
 from support.hf_models import write_llama
+from support.internals import Location, parse
 from support.locations import TRAINED
 from support.object_stores import amazon, google
 
 import ckpttools
-from ckpttools.stores import Location, parse
 
 STORES = ("gs", "s3", "memory")
 NUMBERS = count()

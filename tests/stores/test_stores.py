@@ -12,11 +12,11 @@ from pathlib import Path, PurePosixPath
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.internals import parse, staging_of
 
 from ckpttools import StorageError, UsageError
-from ckpttools.stores import FileKind, parse
+from ckpttools.stores import FileKind
 from ckpttools.stores.concurrency import map_in_threads
-from ckpttools.stores.publishing import staging_of
 from ckpttools.testing.stores import StoreTests
 
 NUMBERS = count()

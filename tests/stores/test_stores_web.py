@@ -18,17 +18,17 @@ import pytest
 from safetensors.numpy import save_file
 from support.command_line import ckpt, ended, run, succeed
 from support.hf_models import write_llama
+from support.internals import Client, Location, parse
 from support.locations import DOCS, GOLDEN
 from support.stores_on_loopback import PATIENCE, ask_only, cached, forget
 from support.web_server import COMMIT, LISTINGS, cut, stall, stating, status, web_server
 
 import ckpttools
 from ckpttools import CheckpointError, FormatError, SourceChangedError, StorageError, UsageError
-from ckpttools.stores import Location, block_cache, parse
+from ckpttools.stores import block_cache
 from ckpttools.stores.web import client as attempting
 from ckpttools.stores.web import http as plain
 from ckpttools.stores.web import hub_cache
-from ckpttools.stores.web.client import Client
 from ckpttools.testing.stores import StoreTests
 
 SHARDED = GOLDEN / "llama3.1" / "hf_sharded"

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.command_line import ended as run
 from support.golden_data import golden_checkpoint
+from support.internals import Convert, Scratch, TaskDone, cast, elementwise, relayout
 from support.locations import HF
 from support.trees import lazy
 
@@ -28,14 +29,11 @@ from ckpttools import (
     plan_save,
     save,
 )
-from ckpttools.array.nodes import Elementwise, elementwise, relayout
-from ckpttools.array.scratch import Scratch
+from ckpttools.array.nodes import Elementwise
 from ckpttools.plan import plan as planning
 from ckpttools.run import threads
-from ckpttools.run.events import TaskDone
 from ckpttools.testing.strategies import lazy_arrays, noise, stored, tilings
-from ckpttools.transforms.cast import cast
-from ckpttools.transforms.conversion import Convert, is_lossless
+from ckpttools.transforms.conversion import is_lossless
 
 FLOATS = [dtype for dtype in DTYPES.values() if dtype.is_float]
 WHOLE = [dtype for dtype in DTYPES.values() if dtype.kind in ("int", "uint")]

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.command_line import run
 from support.golden_data import described, golden_arrays, golden_checkpoint, leaves_by_package
+from support.internals import MapArrays, keystr, parse_key, parse_rules, relayout, take
 from support.locations import HF
 from support.stored_trees import EVERYTHING
 from support.trees import tree_of
@@ -28,12 +29,8 @@ from ckpttools import (
     as_checkpoint_conversion_fn,
     mapped_by,
 )
-from ckpttools.array.nodes import relayout, take
-from ckpttools.array.tree import keystr
-from ckpttools.mapping.keys import parse_key
 from ckpttools.testing.strategies import assert_same, noise, statements, stored
-from ckpttools.transforms.functions import MapArrays
-from ckpttools.transforms.rename import Remap, Rule, parse_rules, parse_template, read_rules, renames
+from ckpttools.transforms.rename import Remap, Rule, parse_template, read_rules, renames
 
 F32 = DTYPES["float32"]
 

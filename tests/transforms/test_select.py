@@ -12,13 +12,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support import command_line
 from support.golden_data import golden_checkpoint
+from support.internals import dotted, keystr
 from support.locations import HF
 from support.stored_trees import EVERYTHING
 from support.trees import tree_of
 
 import ckpttools
 from ckpttools import DTYPES, FormatError, MappingError, Select, UsageError, save
-from ckpttools.array.tree import dotted, keystr
 from ckpttools.testing.strategies import trees
 
 run = partial(command_line.run, "select")
