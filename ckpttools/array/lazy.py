@@ -194,7 +194,7 @@ class LazyArray(ABC):
         return self.read() if dtype is None else self.read().astype(dtype, copy=False)
 
     def to_numpy(self) -> np.ndarray:
-        """Read the whole array; the same as `np.asarray(array)`."""
+        """Read the whole array, like `np.asarray(array)`."""
         return self.read()
 
     def __repr__(self) -> str:

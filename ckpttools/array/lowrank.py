@@ -308,9 +308,9 @@ def add_arrays(array: LazyArray, addend: LazyArray) -> Plus:
     """
     if array.shape != addend.shape or not (array.dtype.is_float and addend.dtype.is_float):
         raise ShapeError(
-            "these cannot be added up",
+            "these arrays cannot be added",
             got=f"{array.dtype}{list(array.shape)} and {addend.dtype}{list(addend.shape)}",
-            expected="floating-point numbers of one shape",
+            expected="floating-point arrays of the same shape",
         )
     return Plus(array.shape, array.dtype, (array, addend))
 

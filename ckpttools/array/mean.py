@@ -151,5 +151,5 @@ def mean(parts: Sequence[LazyArray], weights: Sequence[float], total: float, dty
     shapes = {part.shape for part in parts}
     if len(shapes) != 1 or not all(part.dtype.is_float for part in parts):
         listed = ", ".join(sorted({f"{part.dtype}{list(part.shape)}" for part in parts}))
-        raise ShapeError("only floating-point arrays of one shape have a mean", got=listed or "none")
+        raise ShapeError("only floating-point arrays of the same shape can be averaged", got=listed or "none")
     return Mean(parts[0].shape, dtype, tuple(parts), tuple(map(float, weights)), float(total))

@@ -102,7 +102,7 @@ def stack(parts: Sequence[LazyArray], axis: int) -> Stack:
     if len(kinds) != 1:
         listed = ", ".join(sorted(f"{dtype}{list(shape)}" for shape, dtype in kinds))
         raise ShapeError(
-            "only arrays of one shape and dtype can be stacked",
+            "only arrays of the same shape and dtype can be stacked",
             got=listed or "none",
             hint=f"if only dtypes differ, cast them with {option('dtype')}",
         )
@@ -401,7 +401,7 @@ def window(source: LazyArray, start: Shape, shape: Shape) -> LazyArray:
         return source
     inside = all(a >= 0 and a + n <= m for a, n, m in zip(start, shape, source.shape, strict=True))
     if not inside:
-        raise ShapeError("a window reaches over the edge", got=(start, shape), expected=source.shape)
+        raise ShapeError("the region exceeds the array", got=(start, shape), expected=source.shape)
     return Window(shape, source.dtype, source, start)
 
 
@@ -488,7 +488,7 @@ def concat(parts: Sequence[LazyArray], axis: int) -> LazyArray:
     kinds = {(part.dtype, part.shape[:axis], part.shape[axis + 1 :]) for part in parts}
     if len(kinds) != 1:
         listed = ", ".join(sorted(f"{part.dtype}{list(part.shape)}" for part in parts))
-        raise ShapeError("only arrays that are alike but for one axis lie side by side", got=listed or "none")
+        raise ShapeError("only arrays that differ in a single axis can be concatenated", got=listed or "none")
     if len(parts) == 1:
         return parts[0]
     ((dtype, before, behind),) = kinds

@@ -263,7 +263,7 @@ def _merge_counts(before: Shape, after: Shape) -> tuple[int, ...]:
             break
         counts.append(count)
     if rest or len(counts) < len(after):
-        raise ShapeError("axes can be merged, not cut", got=before, expected=after)
+        raise ShapeError("axes can be merged, but not split", got=before, expected=after)
     return tuple(counts)
 
 

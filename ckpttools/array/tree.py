@@ -141,11 +141,11 @@ class Tree(Mapping[Path, Leaf]):
         result = self._by_name.get(path, ())
         if len(result) > 1:
             raise UsageError(
-                "several paths are written like this",
+                "several paths have this name",
                 location=self.metadata.location or None,
                 got=path,
                 expected=" or ".join(map(str, result)),
-                hint="give one of these tuples",
+                hint="pass one of these tuples",
             )
         return result[0] if result else None
 
@@ -190,7 +190,7 @@ class Tree(Mapping[Path, Leaf]):
         return f"<{self.head()}{listing(lines)}>"
 
     def head(self) -> str:
-        """Return one line: format, location, and how many leaves and bytes there are."""
+        """Return a one-line summary: the format, the location, and the number of leaves and bytes."""
         what = " ".join(filter(None, (self.metadata.format, self.metadata.location)))
         others = len(self) - len(self.arrays)
         counts = array_count(self.arrays)
@@ -313,7 +313,7 @@ def dotted(path: Path) -> str:
 
 def collision(path: Path) -> FormatError:
     """Create the error for two arrays with the same path."""
-    return FormatError("two arrays would get one path", location=keystr(path))
+    return FormatError("two arrays would have the same path", location=keystr(path))
 
 
 def refuse_collisions(paths: Iterable[Path]) -> None:

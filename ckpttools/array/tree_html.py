@@ -1,4 +1,4 @@
-"""A tree as HTML for notebooks: keys that open and close, equal layers folded into one line."""
+"""Display a tree as HTML in notebooks: keys are collapsible, and equal layers share one line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ckpttools.core.text import array_count, fold_lines
 from ckpttools.core.units import format_disk
 
 MAX_LINES = 2000
-"""Lines of a tree in a notebook; a browser stays responsive with this many."""
+"""The maximum number of lines of a tree in a notebook, so that the browser stays responsive."""
 _OPEN_LINES = 30
 _MAX_DEPTH = 40
 _DIGITS = re.compile(r"\d+")
@@ -26,7 +26,7 @@ _Node = dict[str, Any]
 
 
 class _Signatures:
-    """Numbers that are equal for subtrees with the same names, dtypes and shapes."""
+    """Assigns equal numbers to subtrees with the same names, dtypes and shapes."""
 
     def __init__(self) -> None:
         self._known: dict[object, int] = {}
@@ -46,11 +46,11 @@ class _Signatures:
 
 
 def tree_html(tree: Tree) -> str:
-    """Return nested `details` elements with names, dtypes, shapes and sizes. Reads nothing."""
+    """Return a tree as nested `details` elements with names, dtypes, shapes and sizes; reads no arrays."""
     root: _Node = {}
     is_flat = all(len(path) == 1 for path in tree.leaves)
     for path, leaf in tree.leaves.items():
-        # Formats without a tree have names such as `model.layers.0.mlp`.
+        # Formats without nesting use names such as `model.layers.0.mlp`.
         parts = str(path[0]).split(".") if is_flat else [*map(str, path)]
         _insert(root, [*parts[:_MAX_DEPTH], *filter(None, [".".join(parts[_MAX_DEPTH:])])], leaf)
     lines = list(_lines(root, "." if is_flat else "/", _Signatures(), is_open=True))
@@ -65,7 +65,7 @@ def _insert(root: _Node, parts: list[str], leaf: Leaf) -> None:
     for number, part in enumerate(parts[:-1]):
         child = node.setdefault(part, {})
         if not isinstance(child, dict):
-            # An array has the name of a branch: its full name stays in one key.
+            # An array and a branch have the same name, so the array keeps its full name as one key.
             node[".".join(parts[number:])] = leaf
             return
         node = child
@@ -76,7 +76,7 @@ def _insert(root: _Node, parts: list[str], leaf: Leaf) -> None:
 def _lines(
     node: Mapping[str, Any], separator: str, signatures: _Signatures, *, is_open: bool
 ) -> Iterator[str]:
-    """Yield one line for each group of equal children, and those below it."""
+    """Yield one line per group of equal children, each followed by the lines below it."""
     groups = _groups(node, signatures)
     for label, child, count in groups:
         while isinstance(child, dict) and len(below := _groups(child, signatures)) == 1:
@@ -96,10 +96,10 @@ def _lines(
 
 
 def _groups(node: Mapping[str, Any], signatures: _Signatures) -> list[tuple[str, Any, int]]:
-    """Return the children of a node; equal ones whose names differ only in numbers make one item.
+    """Group the children of a node: equal ones whose names differ only in numbers form one group.
 
     Returns:
-        For each item its label, such as "{0..31}", one of the children, and how many there are.
+        For each group, its label (such as "{0..31}"), one of its children, and its size.
     """
     groups: dict[tuple[str, object], list[str]] = {}
     for name, child in node.items():
@@ -110,7 +110,7 @@ def _groups(node: Mapping[str, Any], signatures: _Signatures) -> list[tuple[str,
         if len(labels) == 1:
             result.append((labels[0], node[names[0]], len(names)))
         else:
-            # Their numbers do not count together.
+            # The numbers in the names are not consecutive.
             result += [(name, node[name], 1) for name in names]
     return result
 
@@ -120,7 +120,7 @@ def _depth(lines: list[str]) -> int:
 
 
 def _total(node: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the number of arrays below a node, and their bytes in memory."""
+    """Return the number of arrays below a node, and their total size in memory, in bytes."""
     arrays = nbytes = 0
     for child in node.values():
         if isinstance(child, dict):

@@ -95,7 +95,7 @@ class Zstd(WritableCodec):
 def _content_bytes(chunk: ByteRange, position: int) -> int | None:
     """Return the content length stated by the frame at a position; None if it is not stated."""
     if chunk.number(position, 4) != _FRAME:
-        return 0  # a skippable frame
+        return 0  # A skippable frame.
     flags = chunk.number(position + 4, 1) or 0
     is_single, dictionary = bool(flags & 0x20), (0, 1, 2, 4)[flags & 3]
     size = (int(is_single), 2, 4, 8)[flags >> 6]

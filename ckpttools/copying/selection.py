@@ -264,7 +264,7 @@ class _RunRoot:
 def _left_out_reason(location: Location) -> str | None:
     leftover = find_leftover(location)
     if leftover is LocationKind.SAVE:
-        return f"its name is still {location.name}"
+        return f"temporary name {location.name}"
     if location.is_file():
         is_large = location.stat().size > _LARGEST_BESIDE
         if is_large:

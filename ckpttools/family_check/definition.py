@@ -189,7 +189,7 @@ class Definition:
     def _spellings(self) -> Iterator[FamilyFinding]:
         family = self.family
         if not family.spellings:
-            yield FamilyFinding("row", "spellings", "there are none, not even one without changes")
+            yield FamilyFinding("row", "spellings", "the family has no spelling, not even an empty one")
         keys = {str(row.right.key) for row in self.rows}
         written: dict[tuple[str, ...], str] = {}
         names: set[str] = set()

@@ -378,7 +378,7 @@ class Writable(Protocol):
 
     @property
     def help(self) -> str:
-        """Description of the output for the command's help; may end with "Examples:" and lines."""
+        """Help text for the command's output option; may end with "Examples:" and lines."""
 
     def writer(self, target: Target, /, **options: Any) -> Writer:
         """Create the writer for a target.

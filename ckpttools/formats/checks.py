@@ -110,4 +110,4 @@ def _remedies(dtypes: Set[DType], cast: str) -> Iterator[str]:
     others = sorted(dtype.name for dtype in dtypes if not dtype.is_float)
     if others:
         left = f"{option('dtype')} leaves {', '.join(others)} unchanged"
-        yield f"{left}: choose a format that holds it, such as Orbax"
+        yield f"{left}: choose a format that supports it, such as Orbax"

@@ -46,8 +46,8 @@ SET_ASIDE = ".unfinished"
 """Suffix of directories that the `set-aside` fix of `ckpt doctor` has renamed."""
 # Files written by torch.save. A directory may mix them with anything else, so they are opened by path.
 _SAVED_BY_TORCH = (".pth", ".pt", ".ckpt")
-# Levels below a directory that are searched for checkpoints, and the number of directories in all. A local
-# directory takes 0.5 ms, one in a bucket several requests.
+# The maximum number of levels below a directory to search for checkpoints, and of directories to search.
+# Searching a local directory takes 0.5 ms; in a bucket, it takes several requests.
 _MAX_LEVELS, _MAX_SEARCHED, _MAX_SEARCHED_LOCALLY = 4, 200, 2000
 # Levels that are searched below a trainer's step, as in `global_step_10/actor/huggingface`.
 _MAX_LEVELS_IN_STEP = 2
@@ -99,9 +99,9 @@ class LocationState(StrEnum):
 
     COMPLETE = "complete"
     UNFINISHED = "unfinished"
-    """A save that has not ended."""
+    """A save in progress, or one that was interrupted."""
     DAMAGED = "damaged"
-    """A save that ended, and has lost files since."""
+    """A finished save that has since lost files."""
     INTERRUPTED = "interrupted"
     """An operation of ckpttools that the same command resumes."""
 
@@ -211,7 +211,7 @@ class Detected:
 
     @property
     def _latest_step(self) -> Step | None:
-        """The step of Orbax here, or the latest one of a run."""
+        """The Orbax step at this location, or the latest step of a run."""
         match self.orbax:
             case OrbaxItem(step=step):
                 return step
@@ -237,7 +237,7 @@ class Detected:
                 first = next(reasons)
                 return None if first is None or None in reasons else first
         if self.kind is LocationKind.SAVE:
-            return f"its name is still {self.location.name}"
+            return f"temporary name {self.location.name}"
         # In a bucket, a conversion writes under its final name.
         grows = self.location.store.streams is not None and read_unfinished(self.location) is not None
         return "a conversion is being written to it" if grows else None
@@ -282,7 +282,7 @@ class Detected:
 
     @cached_property
     def members(self) -> Sequence[Detected]:
-        """The checkpoints, runs and interrupted conversions below a collection, in order of their levels.
+        """The checkpoints, runs and interrupted conversions below a collection, ordered by level.
 
         At most 2,000 directories on four levels are searched, or 200 in a bucket; `is_truncated` tells
         whether there are more.
@@ -505,7 +505,7 @@ def _list_directories(location: Location) -> list[Location]:
     try:
         return sorted(directories(location), key=str)
     except CheckpointError:
-        return []  # unreadable directories next to checkpoints are skipped
+        return []  # Unreadable directories next to checkpoints are skipped.
 
 
 def _list_files(folder: Location) -> Iterator[Detected]:

@@ -99,7 +99,7 @@ def _check_texts(tree: Tree) -> None:
             _utf8([path, *_kind(path, leaf, tree)])
         except UnicodeEncodeError as error:
             raise FormatError(
-                f"{json.dumps(path)} holds something that is not Unicode text",
+                f"{json.dumps(path)} contains text that is not valid Unicode",
                 location=tree.metadata.location,
                 got=error,
                 hint="rename it, or replace the text",

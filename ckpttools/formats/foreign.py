@@ -16,7 +16,7 @@ from ckpttools.formats.json_file import read_json
 from ckpttools.stores.location import Location
 
 _PIPELINE = "model_index.json"
-# accelerate and transformers' Trainer write these files next to a checkpoint directory. They have no weights.
+# Accelerate and transformers' Trainer write these files next to a checkpoint directory. They have no weights.
 _RANDOM_STATES = "random_states_*.pkl"
 
 
@@ -220,7 +220,7 @@ def other_kinds(path: Location, format: str) -> Notes:
     if not others:
         return Notes()
     result = ", ".join(others)
-    return Notes(remarks=(f"several kinds of weights are here: {format} is read, not {result}",))
+    return Notes(remarks=(f"the directory has several kinds of weights: {format} is read, not {result}",))
 
 
 def has_weights(path: Location) -> bool:

@@ -44,7 +44,7 @@ def parse_json(text: str | bytes, pairs: Pairs | None = None, *, is_walked: bool
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
-            raise ValueError(f"half a surrogate pair, \\u{ord(error.object[error.start]):x}") from None
+            raise ValueError(f"an unpaired surrogate, \\u{ord(error.object[error.start]):x}") from None
     return value
 
 

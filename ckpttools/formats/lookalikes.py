@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from ckpttools.core.errors import CheckpointError, FormatError
 
-# (Start of the file, kind, hint) of each kind.
+# Each entry: a pattern for the start of the file, what the file is, and a hint.
 _WEB_PAGE = (
     rb"(?i)(\xef\xbb\xbf)?\s*<(!doctype|html|head|\?xml)",
     "a web page",
@@ -29,7 +29,7 @@ _DISGUISES = (
     (
         rb"\s*[{\[]",
         "a JSON text",
-        "look into it: it is an index or configuration, or a server's error message in place of the file",
+        "open it in a text editor: it may be an index, a configuration, or a server's error message",
     ),
     (
         rb"\0{8}",

@@ -229,7 +229,7 @@ class _ReferenceSearch:
             still = {path: item for path, item in kept.items() if item.keys() <= links.keys()}
             if len(still) == len(kept):
                 break
-            kept = still  # ranges of arrays that are not shared do not count as used
+            kept = still  # Ranges of arrays that are not shared do not count as used.
         self._alone = sum(self.placements[path].nbytes for path in used if path not in kept)
         return SharedArrays({path: self.placements[path] for path in kept}, links, tuple(self.remarks()))
 

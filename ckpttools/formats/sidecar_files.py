@@ -64,9 +64,7 @@ def sidecar_config(folder: Location) -> dict[str, Any] | None:
         return None
     hint = "correct the file, fetch it again, or move it away to continue without it"
     if path.is_link() and not is_file(path):
-        raise ConfigError(
-            "the configuration is a link to nothing", location=path, got=path.readlink(), hint=hint
-        )
+        raise ConfigError("the configuration is a broken link", location=path, got=path.readlink(), hint=hint)
     # Duplicate keys are allowed, as in transformers.
     return sidecar_json(path, ConfigError, hint, unique=False)
 

@@ -83,7 +83,7 @@ class WeightNames:
         try:
             self.find(path)
         except UnusableChoiceError:
-            return None  # no other file may be read; opening the directory raises the error
+            return None  # No other file may be read; opening the directory raises the error.
         except CheckpointError as error:
             return reason(error, path)
         return None

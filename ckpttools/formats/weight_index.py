@@ -71,7 +71,7 @@ class WeightsLocation:
     def unnamed(self) -> tuple[str, ...]:
         """Files of the same series that are not in the index; empty where listing takes a request."""
         if self.named is None or self.folder.store.scheme != "file":
-            return ()  # in such stores, listing takes a request
+            return ()  # In such stores, listing takes a request.
         series = {_series_of(name) for name in self.names} - {None}
         others = sorted({*visible_files(self.folder)} - {*self.names}) if series else []
         return tuple(name for name in others if _series_of(name) in series)
@@ -141,7 +141,7 @@ class WeightsLocation:
             try:
                 result |= dict.fromkeys(tensors_in(name), name)
             except CheckpointError:
-                continue  # only readable files count
+                continue  # Only readable files count.
         return result
 
     def _is_one_series(self) -> bool:

@@ -15,7 +15,7 @@ from ckpttools.mapping.arithmetic import DoesNotDivideError, axes_in, value
 from ckpttools.mapping.axes import Side
 from ckpttools.mapping.keys import AxisGroup, Field
 
-# Limit on the coordinates without a key before a later one; no model has more layers or experts.
+# The largest plausible number in a name; no model has more layers or experts.
 _MOST_UNSEEN = 10_000
 
 

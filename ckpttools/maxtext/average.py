@@ -244,7 +244,7 @@ def _check_layouts(named: Sequence[Mapping[str, LazyArray]], trees: Sequence[Tre
         ]
         if odd:
             raise CoverageError(
-                "only checkpoints of one layout can be averaged; this one differs from the last:"
+                "only checkpoints with the same layout can be averaged; this one differs from the last:"
                 + listing(odd),
                 location=_location_text(tree),
                 expected=f"the names and shapes of {_location_text(trees[-1])}",

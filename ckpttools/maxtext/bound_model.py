@@ -168,7 +168,7 @@ class UnboundModel:
                 bound.table.to_right({key: self.arrays[key] for key in self.arrays if key not in unwanted})
                 fitting[family.name] = bound
             except ConfigError:
-                fitting[family.name] = None  # the arrays match but leave a choice open
+                fitting[family.name] = None  # The arrays match but leave a choice open.
             except CheckpointError:
                 continue
         whole = [name for name in fitting if self._has_all_towers(families()[name])]

@@ -173,7 +173,7 @@ def config_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Confi
 
 
 def differing_fields(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
-    """Return the names of fields that change what a model with equal arrays computes."""
+    """Return the names of fields that change the results of a model with the same arrays."""
     names = [item.name for item in config_differences(a, b)]
     quantized = declared_quantization(a), declared_quantization(b)
     return [*names, FIELD] if None not in quantized and quantized[0] != quantized[1] else names
@@ -252,7 +252,7 @@ def _fields(config: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]
     unused = {*((*_WINDOW, _WINDOWS) if part.get(_WINDOWS) is False else ())}
     layers = part.get(LAYER_TYPES)
     if part.get(_WINDOWS) and layers == FULL_ATTENTION:
-        unused.add(LAYER_TYPES)  # where windows are used, the default differs
+        unused.add(LAYER_TYPES)  # Where windows are used, the default differs.
     elif isinstance(layers, list) and layers and all(layer == FULL_ATTENTION for layer in layers):
         part[LAYER_TYPES] = FULL_ATTENTION
     kind = part.get(_ROPE, {}).get(_TYPE)

@@ -27,7 +27,7 @@ _INFERRED_FROM: Mapping[str, CycleNames] = {"layer_scalar": "local-global"}
 _AMBIGUOUS_KEY = "A_log"
 # In DeepSeek V4, layers that route by a token table are never scanned.
 _UNSTACKED = "tid2eid"
-# Layers of one cycle after single layers; in MaxText, only DeepSeek V4 has this.
+# The cycle length of layers that follow single layers; in MaxText, only DeepSeek V4 has such layers.
 _PAIR_LENGTH = 2
 
 

@@ -207,7 +207,7 @@ def _require_sizes(tree: Tree) -> None:
                 "config.json belongs to these weights",
             ) from error
     except ConfigError:
-        return  # the caller reads the arrays again if necessary
+        return  # The caller reads the arrays again if necessary.
 
 
 def with_name_remarks(tree: Tree) -> Transformed:

@@ -189,10 +189,10 @@ def _wrong_direction_error(
 
 
 def conversion_of(tree: Tree) -> Literal["hf_to_maxtext", "maxtext_to_hf"] | None:
-    """Return the function that converts a model; None if its names and files do not decide that.
+    """Return the name of the function that converts a model; None if its names and files do not tell.
 
     Raises:
-        FormatError: It is an adapter, contains unmerged adapters, or is a component of a pipeline.
+        FormatError: The tree is an adapter, contains unmerged adapters, or is a component of a pipeline.
     """
     _refuse_factors(tree)
     _refuse_part(tree)

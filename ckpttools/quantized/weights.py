@@ -326,7 +326,7 @@ def _needs_scale(name: str, array: ArrayLike) -> bool:
 
 
 _BIAS, _QUANTIZER = "bias", "quant"
-# Words for packing in the names of weights that the names of their biases lack.
+# Words about packing that appear in the names of weights but not in the names of their biases.
 _PACKINGS = frozenset(("blocks", "packed", "weight", "qweight", "qdata"))
 # Layers and blocks of experts have few weights per module, and every array is compared with each of them.
 _MOST_WEIGHTS = 256

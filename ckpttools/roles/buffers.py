@@ -31,7 +31,7 @@ def is_buffer(name: str, array: LazyArray) -> bool:
     if last in _ROTARY:
         return True
     if last == "freqs":
-        return module == "rope"  # Meta's name; other modules may learn such arrays
+        return module == "rope"  # Meta's name; in other modules, such arrays may be trained.
     if last == "cache" and module in ("rope", "pos_embeddings", "rotary_emb"):
         return True
     if last == _FILL:

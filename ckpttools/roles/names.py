@@ -27,7 +27,7 @@ _KERAS_ITERATE, _KERAS_SCHEDULE_FREE = "_momentum", "schedule_free"
 # State of another optimizer next to the state of the surrounding one, as optax nests them.
 ENCLOSED = frozenset(("base_optimizer_state", "inner_opt_state"))
 PER_PARAMETER = "param_states"
-# Names that modules of a model may also have.
+# Names that a model's modules may also use.
 _WEAK_CONTAINERS = frozenset(("opt", "optim"))
 _STRONG_CONTAINERS = _CONTAINERS - {"optimizer", "optimizers"}
 # Keys of per-parameter optimizer state.
@@ -43,7 +43,7 @@ MOMENTS = frozenset(
 )
 # L-BFGS state: as many copies of a parameter as it remembers.
 REMEMBERED = frozenset(("diff_params_memory", "diff_updates_memory"))
-# Moments whose names modules of a model may also have.
+# Names of moments that a model's modules may also use.
 SHARED = frozenset(("mu", "nu", "m", "v"))
 # Other optimizer state with names that modules never have.
 _TELLING = REMEMBERED | frozenset(
@@ -105,7 +105,7 @@ LONE_KEY = "rng_key"
 KEYS = frozenset(("key", LONE_KEY))
 # Keys of the iterate of schedule-free optimizers, from which the weights for inference are computed.
 _ITERATE, _BESIDE_ITERATE = "z", ("weight_sum", "max_lr")
-# Keys of some states, in addition to containers and moments.
+# Other keys that occur only in optimizer state.
 _SIGNS = ENCLOSED | {*_BESIDE_ITERATE} | KERAS_STEPS
 # Keys of an optimizer's step count. Models also have counters, but call them cache_index or
 # num_batches_tracked.

@@ -123,7 +123,7 @@ def differing(
     room = memory - baseline_bytes() - costs.memory
     if room < _BLOCK:
         raise memory_error(
-            "not even one block of a file fits into the memory", memory, memory - room + _BLOCK, root
+            "not even one block of a file fits into memory", memory, memory - room + _BLOCK, root
         )
     requests = min(costs.requests or os.cpu_count() or 1, room // _BLOCK)
     map_concurrently = max(1, min(jobs or _HASHED_AT_ONCE, requests, len(files)))

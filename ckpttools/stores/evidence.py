@@ -166,7 +166,7 @@ def save_evidence(source: Location, copy: Location, files: Mapping[str, str]) ->
 def _record_location(source: Location, copy: Location) -> Location:
     """Return the location of a record; raises OSError if the user has no cache directory."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache"))
-    with suppress(RuntimeError):  # a user without a home directory
+    with suppress(RuntimeError):  # The user has no home directory.
         cache = cache.expanduser()
     if not cache.is_absolute():
         raise FileNotFoundError(cache)

@@ -31,8 +31,8 @@ def check_fetched(sources: Iterable[object]) -> None:
     """Raise UsageError if no source is in a store that keeps local copies."""
     if not _by_store(sources):
         raise UsageError(
-            f"{option('download', True)} applies only to models on the hub",
-            got="no source on the hub",
+            f"{option('download', True)} applies only to models on the Hub",
+            got="no source on the Hub",
             expected="hf://org/name",
             hint=f"leave out {option('download', True)}: other sources are read in place",
         )

@@ -52,7 +52,7 @@ def shared(destination: Location, sharing: RepositoryOptions) -> Location:
         return Location(destination.store.shared(sharing), destination.key)
     declared = option("public", True) if sharing.public else option("model_card", True)
     raise UsageError(
-        f"{declared} applies only to repositories on the hub",
+        f"{declared} applies only to repositories on the Hub",
         location=destination,
         expected="hf://org/name as destination",
         hint=f"leave out {declared}",

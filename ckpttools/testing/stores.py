@@ -136,7 +136,7 @@ class StoreTests(ABC):
             writer = threading.Thread(target=put)
             writer.start()
             while writer.is_alive():
-                with suppress(CheckpointError):  # another file has the name while it is read
+                with suppress(CheckpointError):  # Another file has the name while it is read.
                     assert file.read_bytes() in contents
             writer.join()
             (location / "new" / "one").put(b"x")
@@ -165,7 +165,7 @@ class StoreTests(ABC):
             assert result[10:20] + result[30:40] == bytes((*range(10, 20), *range(30, 40)))
             with suppress(CheckpointError):
                 (location / "file").put(b"")
-            assert linked.read_bytes() == bytes(range(100)), "a link outlives what it was made of"
+            assert linked.read_bytes() == bytes(range(100)), "the link changed with its source"
 
     def test_a_checkpoint_is_published_whole_or_not_at_all(self) -> None:
         with self.filled({"other": b"x"}) as location:
@@ -205,7 +205,7 @@ class StoreTests(ABC):
             target = location / "out"
             with self._staging(target).opened(JobInfo("plan")) as work:
                 with pytest.raises(LockedError), self._staging(target).opened(JobInfo("plan")):
-                    raise AssertionError("two have it")
+                    raise AssertionError("two writers have the lock")
                 with suppress(_StoppedError):
                     self._write(work, "end")
             assert isinstance(location.store, SupportsPublishing) and location.store.find_unfinished(
@@ -213,7 +213,7 @@ class StoreTests(ABC):
             )
             another = self._staging(target).opened(JobInfo("another"))
             with pytest.raises(UsageError, match="beginning of another"), another:
-                raise AssertionError("it was taken for its own")
+                raise AssertionError("it resumed another conversion")
             with self._staging(target, overwrite=True).opened(JobInfo("another")) as work:
                 assert list(work.records) == []
                 self._write(work, "")

@@ -150,7 +150,7 @@ def test_mismatched_factors_are_refused():
     matrix, other = lazy(np.zeros((3, 2), np.float32)), lazy(np.zeros((3, 4), np.float32))
     with pytest.raises(ShapeError, match="not the factors of one product"):
         low_rank(matrix, other)
-    with pytest.raises(ShapeError, match="cannot be added up"):
+    with pytest.raises(ShapeError, match="cannot be added"):
         add_arrays(matrix, other)
     with pytest.raises(ShapeError, match="one norm per row are needed"):
         dora_update(matrix, matrix, lazy(np.zeros(2, np.float32)))

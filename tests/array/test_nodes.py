@@ -364,7 +364,7 @@ def test_relayout_refuses_non_permutations(split, order, merge):
 
 
 def test_stack_refuses_differing_arrays():
-    with pytest.raises(ShapeError, match="one shape and dtype") as caught:
+    with pytest.raises(ShapeError, match="the same shape and dtype") as caught:
         stack([Constant((2,), F32, bytes(4)), Constant((3,), F32, bytes(4))], 0)
     assert "[2]" in caught.value.got
     assert "[3]" in caught.value.got

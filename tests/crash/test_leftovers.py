@@ -206,7 +206,7 @@ def test_manually_edited_conversion_is_not_reported_as_done(left, scenario, chan
     CHANGES[change](what.destination / "0" / "items" / "hf" / "config.json")
     if not scenario.replaces:
         how, words = unchanged(what.destination.parent, lambda: what.run(MODEL))
-        assert how == _REFUSED and "was changed after a conversion published it" in words
+        assert how == _REFUSED and "has changed since an interrupted conversion published it" in words
         assert str(what.destination / "0" / "items" / "hf" / "config.json") in words
     assert what.run(MODEL, overwrite=True)[0] == _MADE
 

@@ -141,7 +141,7 @@ class TestLocations:
             (
                 "unfinished_atomic_rename",
                 2,
-                "step 2 is an unfinished save: its name is still 2.orbax-checkpoint-tmp, no _METADATA, "
+                "step 2 is an unfinished save: temporary name 2.orbax-checkpoint-tmp, no _METADATA, "
                 "commit timestamp null",
             ),
             (

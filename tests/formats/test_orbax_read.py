@@ -168,7 +168,7 @@ class TestSteps:
     def test_all_reasons_are_reported_without_a_finished_step(self, run):
         for step in (0, 10):
             shutil.rmtree(run / str(step))
-        with pytest.raises(FormatError, match="no step is whole") as caught:
+        with pytest.raises(FormatError, match="no step is complete") as caught:
             self.opened(run)
         assert caught.value.hint == f'`ckpttools.doctor("{run}")` shows details'
         assert "step 2: no _METADATA" in str(caught.value)
@@ -312,7 +312,7 @@ class TestSteps:
             self.opened(run)
         (told,) = map(str, (item.message for item in caught))
         assert f"step 10 of {run} is opened" in told
-        assert "step 30: commit timestamp null" in told and "step 40: its name is still" in told
+        assert "step 30: commit timestamp null" in told and "step 40: temporary name" in told
         assert "step 2" not in told
 
     def test_named_step_opens_without_warnings(self, run, recwarn):

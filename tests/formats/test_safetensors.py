@@ -264,7 +264,7 @@ BROKEN = {
     "two objects": (framed(b'{} {"a": 1}'), ["not JSON", ":1:4"]),
     "too deep": (framed(b'{"a":' * 100_000), ["not usable JSON", "nested more than"]),
     "endless number": (framed(b'{"a": ' + b"9" * 5000 + b"}"), ["not usable JSON", "digits"]),
-    "half a surrogate pair": (framed(b'{"\\ud800": 1}'), ["surrogate", "\\ud800"]),
+    "an unpaired surrogate": (framed(b'{"\\ud800": 1}'), ["surrogate", "\\ud800"]),
     "duplicate name": (framed(b'{"w": 1, "v": 2, "w": 3}'), ["duplicate key 'w'"]),
     "duplicate field": (framed(b'{"w": {"dtype": 1, "dtype": 2}}'), ["duplicate key 'dtype'"]),
     "entry that is no object": (file_of({"x": 5}), ["'x'", "not an object", "5"]),
@@ -319,11 +319,11 @@ BROKEN = {
     ),
     "hole": (
         file_of({"x": entry(), "y": entry(offsets=[8, 12])}, bytes(12)),
-        ["a hole", "bytes 4 to 8", "between 'x' and 'y'"],
+        ["a gap", "bytes 4 to 8", "between 'x' and 'y'"],
     ),
     "hole at the start": (
         file_of({"x": entry(offsets=[4, 8])}, bytes(8)),
-        ["a hole", "bytes 0 to 4", "before 'x'"],
+        ["a gap", "bytes 0 to 4", "before 'x'"],
     ),
     "metadata of wrong type": (
         file_of({"__metadata__": [1], **ONE}, b"1234"),
@@ -623,7 +623,7 @@ def test_broken_configuration_is_refused(text, location, words, tmp_path):
 def test_unreadable_configuration_is_refused(tmp_path):
     file_at(tmp_path, small("x"))
     (tmp_path / "config.json").symlink_to("nowhere")
-    assert_says(refusal(tmp_path, ConfigError), "link to nothing", "config.json")
+    assert_says(refusal(tmp_path, ConfigError), "broken link", "config.json")
 
 
 def test_binary_configuration_is_refused(tmp_path):

@@ -189,7 +189,7 @@ def test_replica_differences_are_resolved_by_preferred_host(tmp_path_factory, da
     content = bytearray(file.read_bytes())
     content[at] ^= 1 << data.draw(st.integers(0, 7))
     file.write_bytes(content)
-    with pytest.raises(FormatError, match="hosts differ in 1 chunk of step 3") as caught:
+    with pytest.raises(FormatError, match="hosts disagree on 1 chunk of step 3") as caught:
         ckpttools.assemble(job, top / "out")
     assert key in str(caught.value) and str(bad) in str(caught.value)
     assert not (top / "out").exists()
@@ -197,7 +197,7 @@ def test_replica_differences_are_resolved_by_preferred_host(tmp_path_factory, da
     others = [host for host in hosts_of(job) if host not in (bad, *twins)]
     ckpttools.assemble(job, top / "out", prefer=twins[0])
     assert same(values(top / "out"), restored("replicator-data=2,fsdp=4"))
-    with pytest.raises(FormatError, match="hosts differ"):
+    with pytest.raises(FormatError, match="hosts disagree"):
         ckpttools.assemble(job, top / "none", prefer=others[0])
     # Without the damaged host there is nothing to differ.
     whole = [host for host in hosts_of(job) if host != bad]
@@ -427,7 +427,7 @@ class TestForeignRuns:
         """What is preferred decides on values that were damaged, not on what another run has alone."""
         for host, seed in (("a", 1), ("b", 2)):
             write_half(tmp_path / host, seed)
-        with pytest.raises(FormatError, match="hosts differ in 4 chunks"):
+        with pytest.raises(FormatError, match="hosts disagree on 4 chunks"):
             ckpttools.assemble([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
         with pytest.raises(FormatError, match="b seems to be from another save: it differs in 4 of 4 values"):
             ckpttools.assemble([tmp_path / "a", tmp_path / "b"], tmp_path / "out", prefer=tmp_path / "a")

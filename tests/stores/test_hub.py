@@ -48,7 +48,7 @@ class TestVerify:
         text = run("verify", HUB)
         total = sum(path.stat().st_size for path in SHARDED.iterdir())
         assert (
-            AT_COMMIT in text and f"equal to what the hub lists: {len(list(SHARDED.iterdir()))} files" in text
+            AT_COMMIT in text and f"equal to the Hub's listing: {len(list(SHARDED.iterdir()))} files" in text
         )
         assert server.nbytes >= total
 
@@ -74,7 +74,7 @@ class TestVerify:
         )
         assert by_name["config.json"]["expected"].startswith("git's SHA-1 ")
         text = ended("verify", HUB, code=1).output
-        assert f"differs from what the hub lists: 4 of {result['files']} files" in text and SHARD in text
+        assert f"differs from the Hub's listing: 4 of {result['files']} files" in text and SHARD in text
 
     def test_verify_compares_the_cached_copy(self, server, tmp_path):
         folder = cached(tmp_path / "hub_cache", SHARDED, SHARD)
@@ -208,7 +208,7 @@ class TestDownload:
 
     def test_download_is_refused_for_other_stores(self, server, tmp_path):
         done = ended("hash", SHARDED, "--download", code=2)
-        assert "--download applies only to models on the hub" in done.output
+        assert "--download applies only to models on the Hub" in done.output
         run("diff", HUB, SHARDED, "--download")
 
     def test_download_checks_free_space_first(self, server, tmp_path, monkeypatch):

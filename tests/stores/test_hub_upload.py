@@ -479,7 +479,7 @@ class TestRefusals:
         assert "does not name a model" in ended("convert", "to-safetensors", HF, "hf://new", code=2).output
         for option in ("--public", "--model-card"):
             done = ended("convert", "to-safetensors", HF, tmp_path / "out", option, code=2)
-            assert f"{option} applies only to repositories on the hub" in done.output
+            assert f"{option} applies only to repositories on the Hub" in done.output
 
     def test_offline_upload_sends_no_request(self, server, monkeypatch):
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)

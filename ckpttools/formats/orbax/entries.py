@@ -215,7 +215,7 @@ class Files(Entries):
         return Extent(key, 0, result.size) if result and result.kind is FileKind.FILE else None
 
     def below(self, prefix: str) -> Iterator[str]:
-        if "\0" in prefix:  # file systems do not allow such names
+        if "\0" in prefix:  # File systems do not allow such names.
             return
         top = self.directory / prefix.rstrip("/")
         if top.is_dir():

@@ -32,7 +32,7 @@ def other_hosts(item: Location) -> list[Location]:
             beside = [location for location in host.parent.iterdir() if location != host]
             result = [location / below for location in beside if (location / below / TREE_FILE).is_file()]
         except StorageError:
-            continue  # this only affects a hint
+            continue  # This only affects a hint.
         if result:
             return result
     return []

@@ -51,7 +51,7 @@ class Joined(Indexed):
 
     @cached_property
     def faults(self) -> Mapping[str, FileFault]:
-        return {}  # such files are on another host or missing
+        return {}  # Such files are on another host or missing.
 
     def file(self, extent: Extent) -> File:
         if extent.file not in self._files:
@@ -172,9 +172,9 @@ def refuse_unlike(save: Save, keys: Sequence[str]) -> None:
 def unlike(save: Save, result: Sequence[Disagreement]) -> FormatError:
     """Return the error for hosts whose values differ."""
     return FormatError(
-        f"hosts differ in {plural(len(result), 'chunk')} of step {save.step} that several have"
+        f"hosts disagree on {plural(len(result), 'chunk')} of step {save.step}"
         + listing(list(map(str, result))),
-        expected="the same bytes: one of them is damaged, or they are of different runs",
+        expected="the same bytes: one of them is damaged, or they come from different runs",
         hint="find out which host is right from an older step, the loss after resuming, or a third copy; "
         f"then pass {option('prefer', 'HOST_DIR')}, or leave out the other directory",
     )

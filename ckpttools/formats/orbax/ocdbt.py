@@ -25,8 +25,8 @@ LEAST_FRAME = HEADER.size + 2 + 4
 CONFIG = (1024, 100_000_000, 4, 0)
 MAX_KEY = MAX_PATH = (1 << 16) - 1
 MAX_INLINE_VALUE = MAX_NODE_ENTRIES = 1 << 20
-MAX_END = (1 << 63) - 1  # end of a byte range
-MISSING = (1 << 64) - 1  # offset and length of a root if there is no tree
+MAX_END = (1 << 63) - 1  # The end of a byte range.
+MISSING = (1 << 64) - 1  # The offset and length of a root if there is no tree.
 # Memory limit of an index: the larger of the first number of bytes and the second number times its stored
 # size. In a measurement with 200 arrays of 200,000 chunks, each chunk takes 3 bytes on disk and 363 bytes in
 # memory; 337 of these are counted.

@@ -36,7 +36,7 @@ from ckpttools.formats.orbax.ocdbt import (
     path_bytes,
 )
 
-_STRING_BYTES = 256  # in addition to its characters: objects and a map entry
+_STRING_BYTES = 256  # In addition to its characters: objects and a map entry.
 _DECOMPRESSED_AT_ONCE = 1 << 20
 _DAMAGED = "the file is damaged or is incomplete; restore it from another copy"
 
@@ -106,7 +106,7 @@ class _Body:
 
     def varints(self, count: int) -> list[int]:
         chunk = self.data[self.position : self.position + count]
-        if len(chunk) == count and chunk.isascii():  # all values are below 128
+        if len(chunk) == count and chunk.isascii():  # All values are below 128.
             self.position += count
             return list(chunk)
         return [self.varint() for _ in range(count)]
@@ -334,7 +334,7 @@ def encode(
     root = level[0].numbers if level else (MISSING, MISSING, 0, 0, 0)
     version = _varints([1, 1, height, 0, *root]) + struct.pack("<Q", commit_time_ns)
     table = table if level else _table([""])
-    body = uuid + b"\0" + _varints(CONFIG) + table + version + b"\0"  # no older versions
+    body = uuid + b"\0" + _varints(CONFIG) + table + version + b"\0"  # Older versions are not supported.
     return EncodedIndex(_frame(MANIFEST_MAGIC, body), nodes, num_nodes, height)
 
 
@@ -343,7 +343,7 @@ class _Child(NamedTuple):
 
     first: bytes
     last: bytes
-    numbers: tuple[int, ...]  # offset, length, keys, size of the subtree, size of values that are not inline
+    numbers: tuple[int, ...]  # Offset, length, keys, size of the subtree, size of values that are not inline.
 
 
 def _add(out: bytearray, body: bytes, first: bytes, last: bytes, *sums: int) -> _Child:
@@ -378,7 +378,7 @@ def _add_interior(out: bytearray, children: Sequence[_Child], root: bool, head: 
     keys = [child.first[implied:] for child in children]
     shared = [_common(c.first, c.last) - implied for c in children]
     numbers = list(zip(*(child.numbers for child in children), strict=True))
-    columns = [head, _varint(len(keys)), _strings(keys, shared), bytes(len(keys))]  # all in file 0
+    columns = [head, _varint(len(keys)), _strings(keys, shared), bytes(len(keys))]  # All in file 0.
     body = b"".join(columns + list(map(_varints, numbers)))
     return _add(out, body, first, last, *map(sum, numbers[2:]))
 

@@ -58,7 +58,7 @@ def why_not(path: Location) -> str | None:
     """
     if not path.is_dir():
         return "not a directory"
-    path.entries()  # raises StorageError if permission is denied
+    path.entries()  # Raises StorageError if permission is denied.
     try:
         result = orbax_at(path)
         if not isinstance(result, OrbaxRun) or result.steps or hosts_at(path):
@@ -184,7 +184,7 @@ def _in_run(run: OrbaxRun, step: int | None) -> tuple[OrbaxItem, ...]:
     damaged = any(item.is_damaged for item in run.steps.values())
     left = begun_in(run.path)
     raise FormatError(
-        f"no step is {'whole' if damaged else 'a finished save'}" + listing(lines),
+        f"no step is {'complete' if damaged else 'a finished save'}" + listing(lines),
         location=run.path,
         hint=next_step(left) if left else f"{action('doctor', str(run.path))} shows details",
     )

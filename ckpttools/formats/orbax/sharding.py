@@ -162,7 +162,7 @@ def _holders(save: Save, mesh: _Mesh) -> Iterator[tuple[tuple[Path, Shape], froz
             return
         cells = _cells(sharding, mesh.processes, len(document.shape))
         if cells.keys() != set(product(*map(range, document.grid))):
-            return  # the grid does not match the mesh
+            return  # The grid does not match the mesh.
         yield from (((item.path, cell), frozenset(cells[cell])) for cell in item.cells)
 
 

@@ -241,7 +241,7 @@ class Step:
             yield "a prune was interrupted while it deleted this step"
             return
         if self.is_in_progress:
-            yield f"its name is still {self.path.name}"
+            yield f"temporary name {self.path.name}"
         if not items:
             yield f"no tree, but {', '.join(self.others)}" if self.others else f"no {TREE_FILE}"
         for item in items:
@@ -410,7 +410,7 @@ def _lacks_index(item: Location) -> bool:
     try:
         return needs_index(read_json(item / TREE_FILE))
     except CheckpointError:
-        return False  # opening the item reports more detail
+        return False  # Opening the item reports more detail.
 
 
 def unfinished_reason(step: Step, *, is_asked: bool = True) -> str | None:

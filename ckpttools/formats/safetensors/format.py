@@ -154,7 +154,7 @@ def _open_shard(folder: Location, name: str, options: ReadOptions) -> ShardFile:
         source.remember_head(header.data_start)
         return ShardFile(name, source, header)
     finally:
-        source.close()  # a checkpoint can have more shards than the limit on open files
+        source.close()  # A checkpoint can have more shards than the limit on open files.
 
 
 def _build_tree(path: Location, folder: Location, files: Sequence[ShardFile]) -> Tree:

@@ -165,7 +165,7 @@ def _shared(shape: Shape) -> Shape:
 
 
 def _metadata(value: object, path: str) -> dict[str, str]:
-    if value is None:  # the reference parser accepts `null` as "none"
+    if value is None:  # The reference parser accepts `null` as "none".
         return {}
     if isinstance(value, dict) and all(type(text) is str for text in value.values()):
         return value
@@ -305,7 +305,7 @@ def _refuse_overlap(first: TensorEntry, second: TensorEntry, path: str) -> NoRet
 def _refuse_hole(before: TensorEntry | None, after: TensorEntry, reached: int, path: str) -> NoReturn:
     between = f"between {before.name!r} and {after.name!r}" if before else f"before {after.name!r}"
     got = f"no tensor for bytes {reached} to {after.begin} of the data, {between}"
-    _refuse("a hole in the data", path, got, _COVERED)
+    _refuse("a gap in the data", path, got, _COVERED)
 
 
 def _check_end(end: int, source: ByteSource) -> None:

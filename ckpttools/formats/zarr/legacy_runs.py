@@ -110,7 +110,7 @@ class LegacyRun:
         reasons = dict(skipped)
         for step in self.temporary:
             if step.number is not None and step.number > opened:
-                reasons[step.number] = f"its name is still {step.path.name}"
+                reasons[step.number] = f"temporary name {step.path.name}"
         if reasons:
             lines = [f"step {number}: {reason}" for number, reason in sorted(reasons.items())]
             text = f"step {opened} of {self.path} is opened; later steps are not finished" + listing(lines)
@@ -172,7 +172,7 @@ def legacy_run_in(directory: Location, known: Collection[Location] = ()) -> Lega
     """
     numbered = [step for step in map(Step, directories(directory)) if step.number is not None]
     if not numbered or has_state(directory):
-        return None  # an item may have arrays in numbered directories
+        return None  # An item may have arrays in numbered directories.
     others = {*known}
     named: dict[str, dict[int, Location]] = {}
     for step in numbered:

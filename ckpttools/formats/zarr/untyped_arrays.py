@@ -73,7 +73,7 @@ class BareFormat(ReadOnlyFormat):
         if not path.is_dir():
             return "not a directory"
         chain = _only_child_chain(path)
-        # Directories below this one may have names like keys.
+        # The names of subdirectories may be array keys.
         names = chain[0].names.union(*(item.files for item in chain))
         if names & {TREE_FILE, *_OF_ORBAX} or IN_PROGRESS in str(chain[-1].path):
             return "an Orbax checkpoint"
@@ -229,7 +229,7 @@ def _is_nested(path: Location) -> bool:
     try:
         return any("/" in name for name in _array_names(entries_of(path)))
     except StorageError:
-        raise  # the store did not respond
+        raise  # The store did not respond.
     except CheckpointError:
         return False
 
@@ -269,7 +269,7 @@ def _read_levanter_metadata(path: Location) -> Mapping[str, Any]:
     except StorageError:
         raise
     except CheckpointError:
-        return {}  # another program's file
+        return {}  # A file of another program.
 
 
 def _array_names(entries: Entries) -> Iterator[str]:

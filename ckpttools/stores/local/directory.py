@@ -125,9 +125,7 @@ def check_inventory(directory: Path, lines: Iterable[str], hint: str) -> None:
             now = None
         if now != line:
             raise DestinationExistsError(
-                f"{directory} was changed after a conversion published it that was interrupted before "
-                "it could "
-                "say so",
+                f"{directory} has changed since an interrupted conversion published it",
                 location=directory / name,
                 got=_described(now),
                 expected=_described(line),

@@ -267,7 +267,7 @@ class LocalStaging(StagingDirectory):
             is_link = self.directory.is_symlink()
             raise UsageError(
                 f"{self.directory} is not a directory",
-                got="a link to nothing or to a file" if is_link else "a file",
+                got="a broken link, or a link to a file" if is_link else "a file",
                 expected="no such file, because the conversion is staged in a directory of this name",
                 hint="move it away, or choose another destination",
             )

@@ -32,7 +32,7 @@ def _stat_result(key: str) -> os.stat_result | None:
     """Return the status of a file or directory; None if it does not exist."""
     try:
         return os.stat(key or ".")
-    except ValueError:  # a file cannot have a name with a NUL byte
+    except ValueError:  # A file cannot have a name with a NUL byte.
         return None
     except OSError as error:
         if error.errno in _NOTHING:
@@ -71,7 +71,7 @@ class LocalStore(Store):
                 yield from map(_entry, entries)
         except OSError as error:
             raise storage_error("cannot list", key or ".", error) from error
-        except ValueError as error:  # a name with a NUL byte is invalid
+        except ValueError as error:  # A name with a NUL byte is invalid.
             raise StorageError(f"cannot list {key!r}", got=error) from error
 
     def open(self, key: str, result: Status | None = None) -> LocalFile:
@@ -277,14 +277,14 @@ def _entry(result: os.DirEntry[str]) -> DirEntry:
     is_link = result.is_symlink()
     try:
         is_file, is_dir = result.is_file(), result.is_dir()
-    except OSError:  # link cycles, or targets without permission
+    except OSError:  # Link cycles, or targets without permission.
         is_file, is_dir = False, False
     kind = FileKind.FILE if is_file else FileKind.DIRECTORY if is_dir else FileKind.OTHER
     return DirEntry(result.name, kind, is_link)
 
 
 def _below(key: str, name: str) -> str:
-    return os.path.join(key, name)  # not normalized
+    return os.path.join(key, name)  # The target is not normalized.
 
 
 def _kind(mode: int) -> FileKind:

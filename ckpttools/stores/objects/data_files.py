@@ -165,7 +165,7 @@ def find_changed_objects(
             size == status.size and version in ("", status.version) for size, version in versions[name]
         )
 
-    # Some servers list another tag than they return for a request; only the latter counts.
+    # Some servers list a different tag from the one that they return for requests; only the latter counts.
     return sorted(
         name
         for name in versions

@@ -158,7 +158,7 @@ class HubStore(WebStore):
                 got="HF_HUB_OFFLINE is set, and the cache has files without digests",
                 hint="unset it",
             )
-        declared = "the cache's listing" if _constants().HF_HUB_OFFLINE else "what the hub lists"
+        declared = "the cache's listing" if _constants().HF_HUB_OFFLINE else "the Hub's listing"
         return Contents(declared, {path: Content(item.size, item.version) for path, item in files.items()})
 
     def open(self, key: str, result: Status | None = None) -> File:
@@ -386,8 +386,8 @@ def _token() -> str | None:
 
     try:
         return None if _constants().HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
-    except Exception as error:  # renewing a token can fail in any way
-        raise StorageError("cannot get the token for the hub", got=error, hint="`hf auth login`") from error
+    except Exception as error:  # Renewing a token can fail in any way.
+        raise StorageError("cannot get the token for the Hub", got=error, hint="`hf auth login`") from error
 
 
 def _entry(declared: Mapping[str, Any]) -> Entry:

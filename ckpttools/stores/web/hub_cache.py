@@ -226,7 +226,7 @@ def fetch(files: Sequence[ExpectedFile], endpoint: str, explain: Explain, observ
                 future.cancel()
     if differing := [text for text in wrong if text]:
         raise FormatError(
-            f"files differ from the hub's listing{listing(differing)}",
+            f"files differ from the Hub's listing{listing(differing)}",
             expected="files with the listed digests",
             hint=f"they were removed from the cache; {retry_term()}, and report it to the owner of the "
             "model if it happens again",

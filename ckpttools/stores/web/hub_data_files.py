@@ -273,7 +273,7 @@ class HubDataFiles:
         if nbytes > _MOST_SMALL_BYTES:
             raise UsageError(
                 f"{self._repository.location} would need too large a commit: only large files "
-                "go to the hub's storage",
+                "go to the Hub's storage",
                 got=f"{len(self.small)} small files of {format_size(nbytes)} so far",
                 expected=f"at most {format_size(_MOST_SMALL_BYTES)} in small files",
                 hint="write fewer and larger files: safetensors, or Orbax with its default "

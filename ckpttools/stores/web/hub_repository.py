@@ -168,7 +168,7 @@ class Repository:
                 text = error.server_message or ""
                 answer = Answer(response.status_code, response.reason_phrase, response.headers, text)
                 raise write_error(self._asked, answer, "create") from error
-        except Exception as error:  # the HTTP library of `huggingface_hub` can raise anything
+        except Exception as error:  # The HTTP library of `huggingface_hub` can raise anything.
             refuse_untrusted(error, self.location)
             raise StorageError(f"cannot create {self.location}", got=first_line(error)) from error
 
