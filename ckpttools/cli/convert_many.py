@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
@@ -10,6 +11,7 @@ from typing import Any
 import click
 
 from ckpttools.cli.command import BaseCommand, PanelOption
+from ckpttools.cli.command_line import command_line
 from ckpttools.cli.options import ANY_PATH
 from ckpttools.cli.output import print_json, print_stderr
 from ckpttools.cli.write import REPORTS, OutputOptions, WriteCommand
@@ -33,7 +35,21 @@ class ConvertCommand(WriteCommand):
     ) -> click.Context:
         if any(word.partition("=")[0] == _INTO for word in args):
             return self._many.make_context(info_name, args, parent, **extra)
-        return super().make_context(info_name, args, parent, **extra)
+        words = list(args)
+        try:
+            return super().make_context(info_name, args, parent, **extra)
+        except click.UsageError as error:
+            if "extra argument" not in error.message:
+                raise
+            # The words may be several sources and the directory for all of them.
+            many = self._many.make_context(info_name, [*words, _INTO, "DIR"], parent, resilient_parsing=True)
+            *_, last = map(str, many.params["sources"])
+            line = shlex.split(command_line())
+            position = len(line) - 1 - line[::-1].index(last) if last in line else len(line)
+            line = [*line[:position], *line[position + 1 :], _INTO, last]
+            raise click.UsageError(
+                f"{error.message.rstrip('.')}. To convert several: {shlex.join(line)}", error.ctx
+            ) from None
 
     @cached_property
     def _many(self) -> _ConvertMany:
