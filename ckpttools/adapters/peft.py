@@ -1,4 +1,4 @@
-"""Adapters as PEFT saves them, read and written: a configuration, and factors named after modules.
+"""Read and write adapters in PEFT's format: a configuration, and factors named after modules.
 
 base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight      (rank, in)
 base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight      (out, rank)

@@ -224,7 +224,7 @@ def extract_adapter(
 
 
 def _bases(model: ModelOptions, like: LocationLike | None, *trees: Tree) -> list[Base]:
-    """Return `base_of` for several models.
+    """Return the bases of several models.
 
     Raises:
         FormatError: One of the models is an adapter.
@@ -317,7 +317,7 @@ def _peft_alone(where: LocationLike) -> Adapter:
     location = parse(where)
     if is_peft(location):
         return open_peft(location)
-    open_tree(location)  # An error of this call is more precise, for example about several checkpoints.
+    open_tree(location)  # This call raises a more precise error, for example about several checkpoints.
     raise FormatError(
         "this is not a PEFT adapter",
         location=location,

@@ -30,7 +30,7 @@ class Storing(TypedDict, total=False):
 
 
 def dtype_of(dtype: DType | str | None) -> DType | None:
-    """Return the dtype of a dtype or its name.
+    """Return the `DType` for a dtype or its name.
 
     Raises:
         UnknownNameError: No dtype has this name.

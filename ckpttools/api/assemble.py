@@ -106,7 +106,7 @@ class HostsListing:
 
     @property
     def newest(self) -> SaveListing | None:
-        """Select the newest complete save, or that of a given step."""
+        """Return the newest complete save."""
         return next((save for save in self.saves if save.is_complete), None)
 
 

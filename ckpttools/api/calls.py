@@ -160,7 +160,7 @@ def _as_typed(value: object) -> object:
 
 
 def _said(value: object) -> object:
-    """Raise TypeError for a value that JSON cannot represent."""
+    """Return a value as JSON can represent it. Raise TypeError if JSON cannot represent it."""
     match value:
         case None | bool() | int() | float() | str():
             return value

@@ -83,7 +83,7 @@ def check_source(tree: Tree, refused: Collection[str] = ()) -> Notes:
 
 
 def check_copied(tree: Tree) -> Iterator[str]:
-    """Yield a remark for each finding in a model directory that is copied byte for byte regardless."""
+    """Yield a remark for each finding in a model directory that is copied byte for byte."""
     model = _source_model(tree)
     if model is not None:
         yield from (_remark(finding) for finding in findings(model) if finding.level != "info")

@@ -1,4 +1,4 @@
-"""Record that a plan was published in a small file next to the plan, for processes that start later.
+"""Record the publication of a plan in a small file next to the plan, for processes that start later.
 
 PLAN.published   the plan, the destination, and the file there that proves the checkpoint complete
 """

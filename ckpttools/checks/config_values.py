@@ -219,7 +219,7 @@ def _model_type(model: ModelDirectory) -> Iterator[ModelFinding]:
         return
     names = families_with_names_of(model.tree)
     if not isinstance(kind, str):
-        # Configurations of other libraries have neither of these.
+        # Configurations of other libraries have neither a model type nor architectures.
         if names or config.get("architectures"):
             what = "no model_type" if kind is None else f"model_type is {kind!r}"
             named = f", or {_family_hint(names)}" if names else ""

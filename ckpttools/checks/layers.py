@@ -44,7 +44,7 @@ def _layers_in(model: ModelDirectory) -> set[int]:
 
 
 def _gaps(present: Collection[int], count: int) -> list[tuple[int, int]]:
-    """Return the first and last layer of each run of missing layers. A false count may be huge."""
+    """Return the first and last layer of each run of missing layers, as a wrong count may be huge."""
     edges = [-1, *sorted(number for number in present if number < count), count]
     return [(below + 1, above - 1) for below, above in pairwise(edges) if above - below > 1]
 

@@ -41,7 +41,7 @@ def _reject_blanks(weights: list[float] | None, locations: list[Location]) -> No
 @output_options
 @writes
 def average() -> WriteFunction:
-    """Write the mean of steps of a run, or of checkpoints of one model in any formats.
+    """Write the mean of steps of a run, or of checkpoints of one model in any format.
 
     Sums are accumulated in checkpoint order, in float32 or wider, and rounded once: the result is bitwise the
     same for any --jobs and --memory. Only the parameters of training states are averaged. The step, integers

@@ -58,7 +58,7 @@ _SHELLS: dict[str, type[ShellComplete]] = {"bash": _Bash, "zsh": _Zsh, "fish": _
 
 
 def register_shells() -> None:
-    """Let click complete with these classes."""
+    """Register these completion classes with click."""
     for name, shell in _SHELLS.items():
         add_completion_class(shell, name)
 

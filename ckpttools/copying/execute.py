@@ -273,7 +273,7 @@ def check_source(part: FileGroup, copied: Iterable[tuple[FileRange, str]], *, ve
         raise SourceChangedError(
             f"{part.source} was changed while it was copied",
             got=f"{name} is {'new' if name in now else 'gone'}",
-            expected="the files that were there at first",
+            expected="the files as they were at first",
             hint=f"wait until nothing writes to it, then {retry_term()}",
         )
     if part.source.store.scheme == "file":
@@ -297,7 +297,7 @@ def _check_content(part: FileGroup, copied: Iterable[tuple[FileRange, str]], nam
             if digest_of(piece, file.read_into, buffer) != digest:
                 raise SourceChangedError(
                     f"{location} was changed while it was copied",
-                    got=f"other bytes between byte {piece.start:,} and byte {piece.stop:,}",
+                    got=f"different bytes between byte {piece.start:,} and byte {piece.stop:,}",
                     expected="the bytes that were copied",
                     hint=f"wait until nothing writes to it, then {retry_term()}",
                 )

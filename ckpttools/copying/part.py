@@ -170,12 +170,12 @@ def _names(directory: Location) -> Iterator[str]:
 def _what(entry: DirEntry) -> str:
     if entry.is_dir:
         return "a link to a directory"
-    return "a link that leads to no file" if entry.is_link else "neither a file nor a directory"
+    return "a link whose target is not a file" if entry.is_link else "neither a file nor a directory"
 
 
 def _refused(location: Location, got: str) -> FormatError:
     return FormatError(
-        "not everything here can be copied",
+        "some of the content cannot be copied",
         location=location,
         got=got,
         expected="files, links to files, and directories",

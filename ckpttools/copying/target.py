@@ -258,7 +258,7 @@ _MIN_THREADS = 2
 
 @dataclass(frozen=True, slots=True)
 class CopyComparison:
-    """How a destination differs from a part.
+    """The differences between a part and its destination.
 
     Attributes:
         difference: A description of the first difference; None if there is none.

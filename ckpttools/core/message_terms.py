@@ -27,7 +27,7 @@ PLAN = "PLAN"
 # Placeholders for numbers.
 _NUMBER_PLACEHOLDERS = ("N", "X", "ALPHA")
 _NAME = re.compile(r"\{([a-z][a-z_]*)\}")
-# Rooms whose dataclasses hold the data of checkpoints: many thousands of objects.
+# Packages whose dataclasses hold the data of checkpoints: many thousands of objects.
 _ROOMS_WITHOUT_REPORTS = frozenset(
     ("array", "codecs", "formats", "mapping", "model_families", "plan", "quantized", "roles", "stores")
 )

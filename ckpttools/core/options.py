@@ -133,7 +133,7 @@ def switch(name: str, help: str, **more: Any) -> Option:
 
 
 def shared(panel: Panel, *options: Option) -> tuple[Option, ...]:
-    """Return options of many commands, with their panel."""
+    """Assign options that several commands share to a panel of the help."""
     return tuple(replace(option, panel=panel, is_shared=True) for option in options)
 
 

@@ -171,7 +171,7 @@ def _heat(arrays: Sequence[ArrayStats], rows: Mapping[Path, LayerRow]) -> list[d
     built: dict[str, _HeatRow] = {}
     for array in arrays:
         row = by_path.get(array.path)
-        # Counters and random states also have layers, but their norms mean nothing.
+        # Counters and random states also have layers, but their norms are meaningless.
         if row is not None and array.role != "other":
             name = row.without_other_numbers
             mine = built.setdefault(name, _HeatRow(name, array.role))

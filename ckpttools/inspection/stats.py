@@ -199,7 +199,7 @@ class _PieceSummary:
 
 @dataclass(frozen=True, slots=True)
 class _ArraySummary:
-    """The results of an array."""
+    """Statistics of an array, for each layer and as a distribution."""
 
     layers: Mapping[int | None, Moments]
     distribution: Distribution | None

@@ -307,7 +307,7 @@ class _LineGrid:
         return self._nodes.array(self._numbers[position])
 
 
-# Rooms whose frozen dataclasses lines may name: elementwise ops, codecs, and encoded chunks.
+# Packages whose frozen dataclasses lines may name: elementwise ops, codecs, and encoded chunks.
 OPS = ("ckpttools.mapping.", "ckpttools.transforms.", "ckpttools.quantized.")
 CODECS = ("ckpttools.codecs.",)
 ENCODED = (

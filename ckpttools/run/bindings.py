@@ -338,7 +338,7 @@ def _is_held(text: str, file: File, identity: str, *, is_sampled: bool) -> bool:
 
 
 def _is_same_file(recorded: str, current: str) -> bool:
-    """Whether two identities may belong to one file.
+    """Return whether two identities may belong to one file.
 
     If the identity of the directory changed, so did that of every file in it: either the directory was moved
     to another disk, or the file system assigns new inodes at each mount. Then the samples decide.

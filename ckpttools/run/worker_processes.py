@@ -41,7 +41,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _KEPT_BYTES = -1, -3, 32 << 20
 
 def fork_workers(result: WorkerPool, plan: Plan, sink: Callable[[], Sink]) -> None:
     """Fork one process per worker of the plan, and add them to the pool."""
-    # Until the fork installs its own handlers it would run those of this process, and an exception between
+    # Until the fork installs its own handlers, it has those of this process, and an exception between
     # two lines would leak the process.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
@@ -182,7 +182,7 @@ def _serve(
 
 
 def _end_with(parent: int) -> None:
-    """Make the system kill this process when its parent ends for any reason."""
+    """Make the kernel kill this process when its parent ends for any reason."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)

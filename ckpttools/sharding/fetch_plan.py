@@ -1,4 +1,4 @@
-"""Decide who reads which regions of an array if several processes load it.
+"""Decide which process reads which regions of an array if several processes load it.
 
 A process may need a small part of every row of an array; it would then fetch full rows and discard most
 of each. Instead, each process reads a contiguous stretch of the storage, and the processes exchange what

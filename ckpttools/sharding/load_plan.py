@@ -80,7 +80,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class ReadSharing:
-    """How processes share reading.
+    """Options for sharing reads among processes.
 
     Attributes:
         max_over_read: Ratio of read to needed bytes above which processes exchange what they read.

@@ -188,7 +188,7 @@ def check_spec(spec: Spec, location: object) -> Spec:
     """
     names = mesh_axes(spec)
     if len(set(names)) != len(names):
-        raise UsageError("a mesh axis can cut only one axis of an array", got=location)
+        raise UsageError("a mesh axis can shard only one axis of an array", got=location)
     return spec
 
 

@@ -175,7 +175,7 @@ class TestLocal:
         ckpttools.copy(source, tmp_path / "out")
         assert files_in(tmp_path / "out") == files_in(HF)
         assert not (tmp_path / "out" / "config.json").is_symlink()
-        for name, got in (("more", "a link to a directory"), ("none", "a link that leads to no file")):
+        for name, got in (("more", "a link to a directory"), ("none", "a link whose target is not a file")):
             (source / name).symlink_to(tmp_path if name == "more" else tmp_path / "nothing")
             with pytest.raises(FormatError, match=got):
                 ckpttools.copy(source, tmp_path / "again")

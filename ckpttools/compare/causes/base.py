@@ -30,7 +30,7 @@ REMAP = f"convert again with the right rows, or rearrange the axes with {action(
 
 
 class Claim(IntEnum):
-    """How much a cause assumes in order to fit. Fewer assumptions are stronger evidence."""
+    """The assumptions that a cause needs to fit. Fewer assumptions are stronger evidence."""
 
     ONE_SIDE_EMPTY = 0
     REST_EMPTY = 1
@@ -46,7 +46,7 @@ class Claim(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Why two arrays differ.
+    """The reason why two arrays differ.
 
     Attributes:
         name: Short, stable name, such as "rope-layout".

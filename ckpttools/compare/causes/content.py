@@ -49,7 +49,7 @@ def truncated(case: Case) -> Iterator[Hypothesis]:
 
 
 def _tail(shape: Shape, first: Shape) -> Iterator[Region]:
-    """Yield all elements from one on, in C order, as boxes."""
+    """Yield all elements starting from one, in C order, as boxes."""
     for axis in reversed(range(len(shape))):
         start = first[axis] + (axis < len(shape) - 1)
         if start < shape[axis]:
