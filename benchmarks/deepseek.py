@@ -90,7 +90,7 @@ _AGAIN = """
 import sys, time
 start, cpu = time.perf_counter(), time.process_time()
 import ckpttools
-from ckpttools.run.fingerprint import fingerprint
+from ckpttools.run.source_copies import fingerprint
 prepared = ckpttools.hf_to_maxtext.plan(sys.argv[1], sys.argv[2])
 fingerprint(prepared.plan, prepared.writer)
 print(time.perf_counter() - start, time.process_time() - cpu)

@@ -25,7 +25,7 @@ from ckpttools.core.message_terms import action, option
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.region import Region, split_evenly
 from ckpttools.core.text import array_count, sample_names, sort_naturally
-from ckpttools.quantized.modules import is_linear
+from ckpttools.quantized.config import is_linear
 from ckpttools.stores.base import check_unchanged
 from ckpttools.stores.memory import Bytes
 

@@ -13,13 +13,21 @@ from ckpttools.adapters.merge import merge_into_base
 from ckpttools.adapters.peft import STEP_0, PeftFiles, is_peft, open_peft, to_peft, weights_file
 from ckpttools.adapters.report import adapter_report
 from ckpttools.adapters.to_maxtext import LoraLayout, ToMaxTextAdapter, to_maxtext_adapter
-from ckpttools.api.arguments import Size, Storing, float_dtype_of, text_of
 from ckpttools.api.convert import Changing, write_changed
 from ckpttools.api.options import ALL_WRITING
 from ckpttools.api.options.adapters import ADAPTER_TO_MAXTEXT, ADAPTER_TO_PEFT, EXTRACT_ADAPTER, MERGE_ADAPTER
 from ckpttools.api.options.convert import CHANGING
 from ckpttools.api.prepared import Prepared, StoredWriting, WriteRequest, Writing, command
-from ckpttools.api.sources import Source, opened, part_of, read_options
+from ckpttools.api.sources import (
+    Size,
+    Source,
+    Storing,
+    float_dtype_of,
+    opened,
+    part_of,
+    read_options,
+    text_of,
+)
 from ckpttools.array.tree import Tree
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType

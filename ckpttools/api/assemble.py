@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
-from ckpttools.api.arguments import Size
 from ckpttools.api.convert import Changing
 from ckpttools.api.options import ALL_WRITING, MAX_INDEX_BYTES, READING, REQUESTS
 from ckpttools.api.options.convert import TARGET
 from ckpttools.api.options.runs import ASSEMBLE
 from ckpttools.api.prepared import Prepared, WriteRequest, Writing, command
-from ckpttools.api.sources import Opening, part_of, read_options
+from ckpttools.api.sources import Opening, Size, part_of, read_options
 from ckpttools.api.tree_plan import plan_tree
 from ckpttools.array.tree import Tree
 from ckpttools.core.argument_checks import validate_arguments

@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any, Unpack
 
-from ckpttools.api.arguments import float_dtype_of
 from ckpttools.api.convert import Changing, write_changed
 from ckpttools.api.options.build import AVERAGE
 from ckpttools.api.options.convert import CHANGING
 from ckpttools.api.prepared import Prepared, command
-from ckpttools.api.sources import Source, location_of, opened, read_options
+from ckpttools.api.sources import Source, float_dtype_of, location_of, opened, read_options
 from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import UsageError

@@ -6,13 +6,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import chain
 
-from ckpttools.api.arguments import Size
 from ckpttools.api.options import COMMAND, LIMITS
 from ckpttools.api.options.runs import COPY
-from ckpttools.api.output_checks import check_copied
-from ckpttools.api.overwrite_guard import optimizer_in
+from ckpttools.api.output_checks import check_copied, optimizer_in
 from ckpttools.api.prepared import Resources, command
-from ckpttools.api.sources import Observe
+from ckpttools.api.sources import Observe, Size
 from ckpttools.copying.prepared import Effort, PreparedCopy
 from ckpttools.copying.selection import check_whole, selected
 from ckpttools.copying.target import CopyTarget

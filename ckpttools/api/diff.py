@@ -196,8 +196,7 @@ def _of_names(trees: Sequence[Tree], both: Pairing[LazyArray]) -> Iterator[str]:
     """Rename both sides to common names if they share none."""
     if not both.a or not both.b or both.a.keys() & both.b.keys():
         return
-    from ckpttools.api.adapter_hints import compared_once_merged
-    from ckpttools.api.trainer_hints import names_of_hub
+    from ckpttools.api.trainer_hints import compared_once_merged, names_of_hub
 
     if way := compared_once_merged(*trees) or names_of_hub(*trees):
         yield f"no array has the same name on both sides: {way}"

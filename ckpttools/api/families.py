@@ -5,7 +5,7 @@ from __future__ import annotations
 from ckpttools.api.options.inspect import CHECK_FAMILY
 from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.options import declare
-from ckpttools.family_check.findings import FamilyCheck
+from ckpttools.family_check.definition import FamilyCheck
 from ckpttools.model_families.family import Family
 from ckpttools.model_families.registry import families as known_families
 from ckpttools.model_families.registry import family_called

@@ -6,12 +6,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, Unpack
 
-from ckpttools.api.arguments import Patterns, Size, Storing, float_dtype_of, patterns_of, text_of
 from ckpttools.api.options import ALL_WRITING
 from ckpttools.api.options.convert import HF_TO_MAXTEXT
 from ckpttools.api.output_checks import check_source
 from ckpttools.api.prepared import Prepared, Resources, StoredWriting, WriteRequest, Writing, command
-from ckpttools.api.sources import Source, opened, part_of, read_options
+from ckpttools.api.sources import (
+    Patterns,
+    Size,
+    Source,
+    Storing,
+    float_dtype_of,
+    opened,
+    part_of,
+    patterns_of,
+    read_options,
+    text_of,
+)
 from ckpttools.array.tree import Tree
 from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.dtypes import DType

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Unpack
 
-from ckpttools.api.arguments import text_of
 from ckpttools.api.options import READING
 from ckpttools.api.options.convert import MAXTEXT_CONFIG
-from ckpttools.api.sources import Opening, Source, config_alone, opened, read_options
+from ckpttools.api.sources import Opening, Source, config_alone, opened, read_options, text_of
 from ckpttools.array.tree import Tree
 from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.errors import ConfigError, UsageError

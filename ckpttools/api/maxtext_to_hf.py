@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Unpack
 
-from ckpttools.api.arguments import Size, float_dtype_of, text_of
 from ckpttools.api.options import ALL_WRITING
 from ckpttools.api.options.convert import MAXTEXT_TO_HF, SHARDS
 from ckpttools.api.prepared import Prepared, Resources, WriteRequest, Writing, command
-from ckpttools.api.sources import Source, opened, read_options
+from ckpttools.api.sources import Size, Source, float_dtype_of, opened, read_options, text_of
 from ckpttools.array.tree import Tree, by_name
 from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.dtypes import DType

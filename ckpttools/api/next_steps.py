@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from shlex import join
 
-from ckpttools.api.adapter_hints import elsewhere, loading_steps
 from ckpttools.api.maxtext_config import maxtext_config
 from ckpttools.api.sources import opened
+from ckpttools.api.trainer_hints import elsewhere, loading_steps
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.dataclass import dataclass

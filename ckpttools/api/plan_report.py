@@ -14,7 +14,7 @@ from ckpttools.roles.of_tree import roles
 from ckpttools.stores.location import Location
 
 if TYPE_CHECKING:
-    from ckpttools.api.mesh_gain import MeshGain
+    from ckpttools.api.chunks import MeshGain
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,15 @@ from functools import partial
 from itertools import pairwise
 from statistics import median
 
-from ckpttools.api.plans import Planned, destination_of, opened_plan, relocation_of
-from ckpttools.api.publication_marks import PublishedPlan, is_new, published_at
+from ckpttools.api.plans import (
+    Planned,
+    PublishedPlan,
+    destination_of,
+    is_new,
+    opened_plan,
+    published_at,
+    relocation_of,
+)
 from ckpttools.api.run_part import standing_of
 from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.dataclass import dataclass

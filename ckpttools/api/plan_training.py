@@ -6,11 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
 from typing import NamedTuple, Unpack
 
-from ckpttools.api.arguments import Size
 from ckpttools.api.options import OPENING
 from ckpttools.api.options.runs import PLAN_TRAINING
 from ckpttools.api.output_file import check_output_file
-from ckpttools.api.sources import Opening, Source, config_alone, location_of, opened, read_options
+from ckpttools.api.sources import Opening, Size, Source, config_alone, location_of, opened, read_options
 from ckpttools.array.storage import Sharding
 from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.argument_checks import validate_arguments

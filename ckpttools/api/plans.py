@@ -1,29 +1,49 @@
-"""Plans in files, which many processes can run."""
+"""Plans in files, which many processes can run, and records of their publication.
+
+PLAN.published   the plan, the destination, and the file there that proves the checkpoint complete
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, chdir, contextmanager, suppress
 from dataclasses import replace
-from itertools import chain
+from datetime import UTC, datetime
+from itertools import chain, islice
 
+from ckpttools.api.calls import Call
 from ckpttools.api.output_file import check_output_file
 from ckpttools.api.prepared import Prepared
-from ckpttools.api.publication_marks import marks_of
+from ckpttools.array.fingerprint import identity
+from ckpttools.array.lazy import ByteSource
 from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import DestinationExistsError, FormatError, UsageError
+from ckpttools.core.errors import (
+    CheckpointError,
+    DestinationExistsError,
+    FormatError,
+    SourceChangedError,
+    UsageError,
+)
 from ckpttools.core.message_terms import action, option
 from ckpttools.core.text import first_names, plural
 from ckpttools.core.version import __version__
+from ckpttools.formats.base import Writer
 from ckpttools.formats.sidecar import sidecar_versions
-from ckpttools.plan.plan_file import Header, PlanFile, decoded, encoded, read_plan
-from ckpttools.run.fingerprint import fingerprint, source_of
+from ckpttools.plan.plan_file import Header, PlanFile, PlannedSource, decoded, encoded, read_plan
+from ckpttools.run.source_copies import fingerprint, is_local, source_of
+from ckpttools.stores.abilities import SupportsCacheInvalidation
+from ckpttools.stores.base import FileKind
 from ckpttools.stores.location import Location
-from ckpttools.stores.publishing import staging_of
+from ckpttools.stores.memory import Bytes
+from ckpttools.stores.publishing import PLAN_MARK, staging_of
 from ckpttools.stores.registry import LocationLike, parse
 from ckpttools.stores.relocation import AS_PLANNED, Relocation, Roots
-from ckpttools.stores.shares import shared_staging
+from ckpttools.stores.shares import PublishedError, shared_staging
 
 # Number of paths in a message.
 _MAX_ROOTS = 4
@@ -258,3 +278,264 @@ def _check_free(location: Location, planned: Header) -> None:
             expected=f"a new name, or plan {planned.plan[:12]} to {planned.destination}",
             hint="choose another name; or delete the plan, if its work need not be resumed",
         )
+
+
+def replanned(
+    file: PlanFile,
+    relocation: Relocation,
+    prepared: Prepared | None = None,
+    code: Mapping[str, str] | None = None,
+) -> Prepared:
+    """Repeat the planning of a plan.
+
+    Args:
+        file: The plan file.
+        relocation: Maps recorded locations to those on this machine.
+        prepared: The same conversion, prepared in this process; None to repeat the call in the file, in the
+            directory in which it was made, if that exists here.
+        code: The code that the user named (`ckpttools.api.calls.user_code`). No other code runs.
+
+    Raises:
+        CodeNotAllowedError: The plan names code that is not in `code`.
+        SourceChangedError: Sources have changed.
+        UsageError: Planning produces another plan, or the file does not record the call.
+    """
+    there = {relocation.there(item.path): item for item in file.sources}
+    for number, item in enumerate(file.sources):
+        if not item.is_inline:
+            file.opened_source(number, relocation.there).close()
+    built = prepared or _made_again(file, relocation, code or {})
+
+    def planned(source: ByteSource) -> PlannedSource | None:
+        return None if isinstance(source, Bytes) else there.get(str(parse(source.path).absolute()))
+
+    def identify(source: ByteSource) -> tuple[str, str]:
+        known = planned(source)
+        return (known.real, known.version) if known else identity(source)
+
+    def is_timed(source: ByteSource) -> bool:
+        known = planned(source)
+        return bool(known.sample) if known else is_local(source)
+
+    plan, writer = built.plan, built.writer
+    _check_sidecars(file, writer, relocation)
+    if fingerprint(plan, writer, identify, relocation.back, is_timed) != file.header.plan:
+        raise UsageError(
+            "the same conversion now gives a different plan",
+            expected=f"plan {file.header.plan[:12]}",
+            hint="restore the other files that the command reads, such as rules and the model of "
+            f"{option('like')}; or make the plan again",
+        )
+    return built
+
+
+def _check_sidecars(file: PlanFile, writer: Writer, relocation: Relocation) -> None:
+    """Raise SourceChangedError if a sidecar differs from the planned one. The message names it."""
+    planned, current = file.header.sidecars, sidecar_versions(writer, relocation.back)
+    for name in sorted(planned.keys() | current.keys()):
+        if planned.get(name) != current.get(name):
+            copies = f"copy {name} from the planned model to this host"
+            raise SourceChangedError(
+                f"{name} differs from that in the planned model",
+                location=relocation.there(file.header.source),
+                got=current.get(name, "no such file"),
+                expected=planned.get(name, "no such file"),
+                hint=f"{copies if name in planned else f'move {name} away'}, or make the plan again",
+            )
+
+
+def _made_again(file: PlanFile, relocation: Relocation, code: Mapping[str, str]) -> Prepared:
+    header = file.header
+    match header.call:
+        case {"name": str(name), "arguments": dict(arguments)}:
+            call = Call(name, arguments)
+        case None:
+            raise UsageError(
+                "the plan was made from something that cannot be written as text, such as a tree in memory",
+                expected="the same conversion, prepared in this process",
+                hint="in Python: ckpttools.publish_plan(plan, prepared=…)",
+            )
+        case other:
+            raise FormatError("the header of the plan is invalid", location=file.location, got=repr(other))
+    try:
+        with _where_planned(relocation.there(header.directory)):
+            return call.made_again(header.jobs, relocation.there, code)
+    except (ValueError, TypeError) as error:
+        raise FormatError(
+            "the plan names a call that does not exist", location=file.location, got=error
+        ) from error
+
+
+@contextmanager
+def _where_planned(directory: str) -> Iterator[None]:
+    """Change to the directory in which a plan was made, if it exists, so that file names mean the same."""
+    with ExitStack() as within:
+        # Otherwise, relative entries, which an interpreter without a script has, would import from the new
+        # directory.
+        path = sys.path[:]
+        within.callback(sys.path.__setitem__, slice(None), path)
+        sys.path[:] = map(os.path.abspath, path)
+        try:
+            within.enter_context(chdir(directory))
+            is_here = True
+        except (OSError, ValueError):
+            is_here = False
+        try:
+            yield
+        except CheckpointError as error:
+            if is_here:
+                raise
+            more = f"{directory}, where the plan was made, does not exist here: relative paths lead elsewhere"
+            raise error.at(hint=f"{error.raw.hint}; {more}" if error.raw.hint else more) from error
+
+
+SUFFIX = ".published"
+# Maximum number of inspected files: those nearest to the top, which are small and written last, and some of
+# the rest.
+_MOST_FILES = 16
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class PublishedPlan:
+    """A plan whose checkpoint was published.
+
+    Attributes:
+        destination: Location of the checkpoint.
+        plan: Fingerprint of the plan.
+        published: Time of publication in seconds since 1970.
+        state: "complete".
+    """
+
+    destination: Location
+    plan: str
+    published: float
+    state: str = "complete"
+
+    def __repr__(self) -> str:
+        when = datetime.fromtimestamp(self.published, UTC).isoformat(" ", "seconds")
+        return f"<Published {self.destination}: complete since {when}>"
+
+
+def published_at(file: PlanFile, destination: Location) -> PublishedPlan | None:
+    """Return the record of a published plan if its checkpoint is still at the destination; otherwise None.
+
+    Raises:
+        StorageError: The destination cannot be inspected.
+    """
+    declared = _said(file)
+    if declared.get("plan") != file.checksum:
+        return None
+    marks, when = declared.get("files"), declared.get("published")
+    if not isinstance(marks, dict) or not isinstance(when, int | float) or not marks:
+        return None
+    # Another kind of store has the same files with other versions.
+    is_same_kind = declared.get("scheme") == destination.store.scheme
+    compared = 2 if is_same_kind else 1
+    result = marks_of(destination, marks)
+    if any(result.get(name, [])[:compared] != mark[:compared] for name, mark in marks.items()):
+        return None
+    return PublishedPlan(destination, file.header.plan, when)
+
+
+def check_unpublished(file: PlanFile, destination: Location) -> None:
+    """Refuse to start a plan whose destination is occupied.
+
+    Raises:
+        PublishedError: The plan was published.
+        DestinationExistsError: The destination has content, and no record next to the plan shows that the
+            plan created it. Either the plan was published without a record, or something else has been
+            written there since.
+    """
+    if published_at(file, destination) is not None:
+        raise PublishedError(f"{destination} is already published: all parts are done")
+    if is_new(file, destination):
+        raise _new(file, destination)
+
+
+def is_new(file: PlanFile, destination: Location) -> bool:
+    """Return whether the destination was created after the plan was written.
+
+    Raises:
+        StorageError: The destination cannot be inspected.
+    """
+    now = marks_of(destination)
+    return now != file.header.replaced and destination.exists()
+
+
+def _new(file: PlanFile, destination: Location) -> DestinationExistsError:
+    note = "a note next to the plan" if file.location is None else str(_trace(file.location))
+    since = "had other content" if file.header.replaced else "did not exist"
+    return DestinationExistsError(
+        f"{destination} exists, and {since} when the plan was made",
+        got="a checkpoint that a single run of the plan's command has completed, or that another command "
+        "wrote; or this plan's, whose note was lost",
+        expected=f"no change since the plan was made, or {note}, which publishing writes",
+        hint=f"if {action('summary', str(destination))} shows the expected checkpoint, nothing is left to "
+        "do; "
+        f"otherwise choose another destination, or {option('overwrite', True)}: it replaces what exists when "
+        "it is made",
+    )
+
+
+def note_published(file: PlanFile, destination: Location) -> None:
+    """Record next to a plan that its checkpoint was published.
+
+    Raises:
+        UsageError, StorageError: Nothing can be written next to the plan.
+    """
+    if file.location is None:
+        return
+    declared = {
+        "plan": file.checksum,
+        "destination": str(destination),
+        "scheme": destination.store.scheme,
+        "published": time.time(),
+        "files": marks_of(destination),
+    }
+    _trace(file.location).put(json.dumps(declared, indent=1).encode())
+
+
+def marks_of(destination: Location, names: Mapping[str, object] | None = None) -> dict[str, list[object]]:
+    """Return size and version of files of a checkpoint by name: the given files, or a few near the top."""
+    if isinstance(destination.store, SupportsCacheInvalidation):
+        # The cached state of the files may be outdated.
+        destination.store.forget(destination.key)
+    result: dict[str, list[object]] = {}
+    for name in islice(_near_the_top(destination), _MOST_FILES) if names is None else names:
+        status = (destination / name).status()
+        if status is not None:
+            result[name] = [status.size, status.version]
+    return result
+
+
+def _near_the_top(destination: Location) -> list[str]:
+    """Yield names of files near the top; none if the destination is not a directory."""
+    if not destination.is_dir():
+        return []
+    level, names = [""], list[str]()
+    while level and len(names) < _MOST_FILES:
+        below: list[str] = []
+        for directory in level[:_MOST_FILES]:
+            for entry in sorted((destination / directory).entries() if directory else destination.entries()):
+                name = f"{directory}/{entry.name}".lstrip("/")
+                if entry.kind is FileKind.DIRECTORY:
+                    below.append(name)
+                elif entry.kind is FileKind.FILE and name != PLAN_MARK:
+                    names.append(name)
+        level = below
+    return names
+
+
+def _trace(plan: Location) -> Location:
+    return plan.with_name(plan.name + SUFFIX)
+
+
+def _said(file: PlanFile) -> Mapping[str, object]:
+    """Return the record next to a plan; empty if it cannot be read."""
+    if file.location is None:
+        return {}
+    with suppress(CheckpointError, ValueError):
+        result = json.loads(_trace(file.location).read_bytes())
+        if isinstance(result, dict):
+            return result
+    return {}

@@ -18,10 +18,9 @@ from functools import partial, wraps
 from inspect import BoundArguments, signature
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypedDict, TypeVar, Unpack, cast
 
-from ckpttools.api.arguments import Size, Storing
 from ckpttools.api.calls import Call
 from ckpttools.api.output_checks import check_output
-from ckpttools.api.sources import Source, location_of
+from ckpttools.api.sources import Size, Source, Storing, location_of
 from ckpttools.array.gaps import refuse_incomplete
 from ckpttools.array.tree import Tree
 from ckpttools.core.argument_checks import Named, argument_validator, validate_fields
@@ -47,7 +46,7 @@ from ckpttools.stores.sharing import RepositoryOptions, shared
 from ckpttools.stores.web.hub_name import model_at
 
 if TYPE_CHECKING:
-    from ckpttools.api.mesh_gain import MeshGain
+    from ckpttools.api.chunks import MeshGain
 
 P = ParamSpec("P")
 Made = TypeVar("Made")
@@ -173,7 +172,7 @@ class Resources:
         division = Division.from_text(begun.division) if begun else None
         if begun is None or division is None:
             return None
-        from ckpttools.run.fingerprint import fingerprint
+        from ckpttools.run.source_copies import fingerprint
 
         try:
             plan = build_plan(division=division)
@@ -308,7 +307,7 @@ class Prepared:
             )
 
     def _check_replaced(self, destination: Location) -> None:
-        from ckpttools.api.overwrite_guard import check_replaceable
+        from ckpttools.api.output_checks import check_replaceable
 
         check_replaceable(destination, self.plan.tree, self.writer)
 

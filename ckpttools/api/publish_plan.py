@@ -10,10 +10,19 @@ from functools import partial
 from ckpttools.api.calls import user_code
 from ckpttools.api.options.runs import CODE
 from ckpttools.api.plan_status import PlanStatus, plan_status
-from ckpttools.api.plans import Planned, check_version, destination_of, opened_plan, relocation_of
+from ckpttools.api.plans import (
+    Planned,
+    PublishedPlan,
+    check_unpublished,
+    check_version,
+    destination_of,
+    note_published,
+    opened_plan,
+    published_at,
+    relocation_of,
+    replanned,
+)
 from ckpttools.api.prepared import Prepared, WriteOptions
-from ckpttools.api.publication_marks import PublishedPlan, check_unpublished, note_published, published_at
-from ckpttools.api.replanning import replanned
 from ckpttools.api.run_part import standing_of
 from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.errors import CheckpointError, DestinationExistsError, UsageError

@@ -8,12 +8,11 @@ from functools import partial
 from shlex import quote
 from typing import Any, Literal, Unpack
 
-from ckpttools.api.arguments import Patterns, Size, dtype_of, patterns_of
 from ckpttools.api.maxtext_to_hf import plan_to_huggingface
 from ckpttools.api.options import ALL_WRITING
 from ckpttools.api.options.convert import QUANTIZE, QUANTIZE_READING, SHARDS
 from ckpttools.api.prepared import Prepared, Resources, WriteRequest, Writing, command
-from ckpttools.api.sources import Source, opened, read_options
+from ckpttools.api.sources import Patterns, Size, Source, dtype_of, opened, patterns_of, read_options
 from ckpttools.api.tree_plan import plan_tree
 from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DType

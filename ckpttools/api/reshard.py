@@ -7,12 +7,11 @@ from dataclasses import field, fields, replace
 from functools import cached_property
 from typing import Unpack
 
-from ckpttools.api.arguments import Size
+from ckpttools.api.chunks import MeshGain, mesh_gain
 from ckpttools.api.convert import Changing
-from ckpttools.api.mesh_gain import MeshGain, mesh_gain
 from ckpttools.api.options.convert import CHANGING, RESHARD
 from ckpttools.api.prepared import Prepared, WriteRequest, Writing, command
-from ckpttools.api.sources import Opening, Source, opened, part_of, read_options, rest_of
+from ckpttools.api.sources import Opening, Size, Source, opened, part_of, read_options, rest_of
 from ckpttools.api.tree_plan import plan_tree
 from ckpttools.array.storage import Sharding
 from ckpttools.array.tree import Path, keystr

@@ -11,10 +11,17 @@ from functools import partial
 
 from ckpttools.api.calls import user_code
 from ckpttools.api.options.runs import CODE, PLAN_LIMITS, RUN_PART
-from ckpttools.api.plans import Planned, check_version, destination_of, opened_plan, relocation_of
+from ckpttools.api.plans import (
+    Planned,
+    check_unpublished,
+    check_version,
+    destination_of,
+    opened_plan,
+    published_at,
+    relocation_of,
+    replanned,
+)
 from ckpttools.api.prepared import Prepared
-from ckpttools.api.publication_marks import check_unpublished, published_at
-from ckpttools.api.replanning import replanned
 from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.budget import baseline_bytes, memory_error
 from ckpttools.core.message_terms import error_in_plan

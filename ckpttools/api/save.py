@@ -7,10 +7,9 @@ from dataclasses import fields, replace
 from inspect import Parameter, signature
 from typing import Any, Literal
 
-from ckpttools.api.arguments import Size
 from ckpttools.api.options import ALL_WRITING
 from ckpttools.api.prepared import Prepared, Resources, WriteRequest, Writing, command
-from ckpttools.api.sources import part_of, rest_of
+from ckpttools.api.sources import Size, part_of, rest_of
 from ckpttools.api.tree_plan import plan_tree
 from ckpttools.array.tree import Tree
 from ckpttools.core.argument_checks import validate_arguments

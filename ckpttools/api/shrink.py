@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Unpack
 
-from ckpttools.api.arguments import float_dtype_of, text_of
 from ckpttools.api.convert import Changing, write_changed
 from ckpttools.api.options.build import SHRINK
 from ckpttools.api.options.convert import CHANGING
 from ckpttools.api.prepared import Prepared, command
-from ckpttools.api.sources import Source
+from ckpttools.api.sources import Source, float_dtype_of, text_of
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import option

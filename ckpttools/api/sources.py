@@ -9,16 +9,20 @@ from typing import Any, TypedDict, Unpack
 from ckpttools.api.options import OPENING
 from ckpttools.array.fingerprint import sources
 from ckpttools.array.tree import Tree
+from ckpttools.codecs.base import Codec
 from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.budget import limit_memory
 from ckpttools.core.dataclass import dataclass
+from ckpttools.core.dtypes import DType, parse_dtype
 from ckpttools.core.errors import UsageError
+from ckpttools.core.message_terms import option
 from ckpttools.core.options import declare, parse_size_option
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.detect import is_checkpoint
 from ckpttools.formats.foreign import has_weights
 from ckpttools.formats.registry import open_tree, require_ranks, require_step
 from ckpttools.formats.sidecar_files import CONFIG
+from ckpttools.formats.zarr.chunking import GivenChunks
 from ckpttools.stores.concurrency import use_concurrency
 from ckpttools.stores.fetching import fetch
 from ckpttools.stores.location import Location
@@ -217,3 +221,56 @@ def scanning(declared: Scanning) -> Iterator[ScanSettings]:
         yield ScanSettings(
             memory, declared.get("jobs"), declared.get("observe"), read_options(opening), download
         )
+
+
+Size = int | str
+"""A number of bytes: an integer, or text such as "512MiB" and "2GB"."""
+Patterns = str | Sequence[str]
+"""A glob of paths, or several globs; see `ckpttools.array.patterns`."""
+
+
+class Storing(TypedDict, total=False):
+    """Types of the options for storing Orbax output: `ckpttools.formats.orbax.options.STORAGE`."""
+
+    ocdbt: bool | None
+    zarr3: bool | None
+    compression: str | Codec | None
+    chunks: str | Mapping[str, Sequence[int | None]] | GivenChunks | None
+    target_data_file_size: Size | None
+    reference: bool | None
+
+
+def dtype_of(dtype: DType | str | None) -> DType | None:
+    """Return the `DType` for a dtype or its name.
+
+    Raises:
+        UnknownNameError: No dtype has this name.
+    """
+    return None if dtype is None else parse_dtype(dtype)
+
+
+def float_dtype_of(dtype: DType | str | None) -> DType | None:
+    """Return a floating-point dtype. Integer dtypes would round weights to 0.
+
+    Raises:
+        UsageError: The dtype is not a floating-point type, or is only for scales (float8_e8m0fnu).
+        UnknownNameError: No dtype has this name.
+    """
+    known = dtype_of(dtype)
+    if known is None or known.is_of_weights:
+        return known
+    raise UsageError(
+        "other dtypes would lose the values of weights",
+        got=option("dtype", known),
+        expected="a floating-point dtype, such as bfloat16",
+    )
+
+
+def patterns_of(patterns: Patterns) -> tuple[str, ...]:
+    """Return one pattern or several as a tuple."""
+    return (patterns,) if isinstance(patterns, str) else tuple(patterns)
+
+
+def text_of(path: LocationLike | None) -> str | None:
+    """Return a name or a path as text."""
+    return None if path is None else str(path)

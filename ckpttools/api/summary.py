@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ckpttools.adapters.report import adapter_report, is_maxtext_adapter, names_of_jax
-from ckpttools.api.adapter_hints import commands
 from ckpttools.api.inspect import inspect
 from ckpttools.api.options import REQUESTS
-from ckpttools.api.trainer_hints import commands as commands_of_trainers
-from ckpttools.api.trainer_hints import commands_of_model
+from ckpttools.api.trainer_hints import adapter_commands, commands_of_model
+from ckpttools.api.trainer_hints import trainer_commands as commands_of_trainers
 from ckpttools.array.tree import Tree
 from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.dataclass import dataclass
@@ -166,7 +165,7 @@ def _of_run(detected: Detected, run: OrbaxRun) -> Summary:
     kinds = {item.kind for step in listing.finished[-1:] for item in step.items}
     tree = _opened(detected) if listing.finished else None
     if tree is not None and is_maxtext_adapter(tree):
-        follows = tuple(commands(path, adapter_report(tree), is_peft=False))
+        follows = tuple(adapter_commands(path, adapter_report(tree), is_peft=False))
         names = names_of_jax(tree)
         # The listing explains how to load it instead.
         way = "MaxText loads it with lora.lora_restore_path"
@@ -235,10 +234,10 @@ def _of_tree(detected: Detected) -> Summary:
     # Adapter files may remain next to models into which the adapter was merged.
     is_model = source.metadata.config is not None and not has_adapter(source)
     if tree.format != "orbax" and not is_model and (folder / ADAPTER).is_file():
-        next = tuple(commands(path, tree.adapter, is_peft=True))
+        next = tuple(adapter_commands(path, tree.adapter, is_peft=True))
         return Summary(str(location), adapter_in(folder), tree=tree, next=next)
     if tree.format == "orbax" and tree.adapter is not None:
-        next = tuple(commands(path, tree.adapter, is_peft=False))
+        next = tuple(adapter_commands(path, tree.adapter, is_peft=False))
         return Summary(str(location), f"a LoRA adapter of {tree.adapter.names}'s", tree=tree, next=next)
     directory = "a model" if tree.num_parameters else "the state of an optimizer"
     what = {OrbaxItem: "an item", Step: "a step"}.get(

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, Unpack
 
-from ckpttools.api.arguments import Storing, float_dtype_of
 from ckpttools.api.convert import Changing, write_changed
 from ckpttools.api.hf_to_maxtext import hf_to_maxtext
 from ckpttools.api.options import ALL_WRITING
 from ckpttools.api.options.build import SYNTH
 from ckpttools.api.options.convert import CHANGING, NEW_TARGET
 from ckpttools.api.prepared import Prepared, Writing, command
-from ckpttools.api.sources import Source, location_of, opened, part_of, read_options
+from ckpttools.api.sources import Source, Storing, float_dtype_of, location_of, opened, part_of, read_options
 from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, UsageError

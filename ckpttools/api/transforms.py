@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
-from ckpttools.api.arguments import Patterns, dtype_of, patterns_of, text_of
 from ckpttools.api.convert import Changing, write_changed
 from ckpttools.api.options.convert import CHANGING
 from ckpttools.api.options.edit import CAST, REMAP, SELECT, STACK, STRIP_OPTIMIZER, UNSTACK
 from ckpttools.api.prepared import Prepared, command
-from ckpttools.api.sources import Source
+from ckpttools.api.sources import Patterns, Source, dtype_of, patterns_of, text_of
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import option

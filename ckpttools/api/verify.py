@@ -244,8 +244,7 @@ def _compared(both: Pairing[LazyArray], declared: _Said, scan: ScanSettings) -> 
 
 
 def _of_names(tree: Tree, source: Tree, compared: str) -> tuple[str, ...]:
-    from ckpttools.api.adapter_hints import compared_once_merged
-    from ckpttools.api.trainer_hints import names_of_hub
+    from ckpttools.api.trainer_hints import compared_once_merged, names_of_hub
 
     others = f"{compared} knows more names, and {action('remap')} renames by rules"
     way = compared_once_merged(source, tree) or names_of_hub(source, tree) or others

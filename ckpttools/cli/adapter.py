@@ -12,8 +12,14 @@ from ckpttools.api.options.adapters import (
 )
 from ckpttools.cli.lazy import LazyGroup
 from ckpttools.cli.options import ANY_PATH, MODEL, flags, output_options, resource_options
-from ckpttools.cli.write import WriteCommand
-from ckpttools.cli.writing import WriteFunction, common_options, storage_options, target_options, writes
+from ckpttools.cli.write import (
+    WriteCommand,
+    WriteFunction,
+    common_options,
+    storage_options,
+    target_options,
+    writes,
+)
 
 
 @click.group(cls=LazyGroup, short_help="Merge, extract and convert LoRA adapters.")

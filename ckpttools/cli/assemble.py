@@ -14,8 +14,7 @@ from ckpttools.api.options.runs import ASSEMBLE
 from ckpttools.cli.options import ANY_PATH, flags, output_options, resource_options
 from ckpttools.cli.output import labeled_lines, print_report, width
 from ckpttools.cli.table import Column, draw_table
-from ckpttools.cli.write import WriteCommand
-from ckpttools.cli.writing import target_options
+from ckpttools.cli.write import WriteCommand, target_options
 from ckpttools.core.options import switch
 from ckpttools.core.text import format_age, plural, printable, sample_names
 from ckpttools.stores.location import Location

@@ -17,8 +17,7 @@ from ckpttools.cli.lazy import Deferred, LazyGroup, is_path, lazy_command
 from ckpttools.cli.options import flags, given_flags
 from ckpttools.cli.output import print_stderr
 from ckpttools.cli.suggestions import near_commands
-from ckpttools.cli.write import refuse_swapped
-from ckpttools.cli.writing import common_options, make_command, model_source_and_destination
+from ckpttools.cli.write import common_options, make_command, model_source_and_destination, refuse_swapped
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 from ckpttools.stores.web.hub_name import model_at
@@ -100,7 +99,7 @@ def _parse_conversion(args: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
 
 def _infer(source: Location, opening: dict[str, Any], is_silent: bool) -> str:
     """Return the conversion command for a path, and print why it was chosen."""
-    from ckpttools.api.infer_conversion import infer_conversion
+    from ckpttools.api.convert import infer_conversion
 
     result = infer_conversion(source, **opening)
     command = result.function.replace("_", "-")

@@ -1,15 +1,17 @@
-"""Commands that edit a checkpoint: strip-optimizer, stack, unstack, select, cast, remap."""
+"""Commands that rewrite a checkpoint: strip-optimizer, (un)stack, select, cast, remap, quantize, reshard."""
 
 from __future__ import annotations
 
 import click
 
+from ckpttools.api.options.convert import QUANTIZE, QUANTIZE_READING, RESHARD, RESHARD_STORAGE, SHARDS
 from ckpttools.api.options.edit import CAST, REMAP, SELECT, STACK, STRIP_OPTIMIZER, UNSTACK
-from ckpttools.cli.options import flags
-from ckpttools.cli.write import WriteCommand
-from ckpttools.cli.writing import (
+from ckpttools.cli.options import flags, given_flags, output_options, resource_options
+from ckpttools.cli.write import (
+    WriteCommand,
     WriteFunction,
     common_options,
+    model_source_and_destination,
     source_and_destination,
     target_options,
     writes,
@@ -193,3 +195,50 @@ def remap() -> WriteFunction:
     from ckpttools.api.transforms import remap
 
     return remap
+
+
+@click.command(short_help="Quantize a model to FP8 or MXFP4.", cls=WriteCommand)
+@model_source_and_destination
+@flags(*QUANTIZE)
+@given_flags(*SHARDS)
+@flags(*QUANTIZE_READING)
+@resource_options
+@output_options
+@writes
+def quantize() -> WriteFunction:
+    """Quantize a model to FP8 or MXFP4 for transformers and vLLM.
+
+    SRC is a Hugging Face model or a MaxText checkpoint. The matrices of linear layers are quantized;
+    config.json records how, and which are not. The largest errors are listed; --json has the error of every
+    array. Arrays with NaN or infinity are refused.
+
+    \b
+    Examples:
+      $ ckpt quantize ~/run/checkpoints ~/tuned-fp8 --like ~/Qwen3-8B
+      $ ckpt quantize ~/Qwen3-8B ~/Qwen3-8B-FP8 --exclude '*.down_proj.weight'
+    """
+    from ckpttools.api.quantize import quantize
+
+    return quantize
+
+
+@click.command(short_help="Rewrite a checkpoint's chunks for a device mesh.", cls=WriteCommand)
+@source_and_destination
+@flags(*RESHARD)
+@given_flags(*RESHARD_STORAGE)
+@common_options
+@writes
+def reshard() -> WriteFunction:
+    """Write an Orbax checkpoint in which each device of a mesh reads full chunks.
+
+    DST also stores the sharding on that mesh: Orbax restores arrays with it, unless a target overrides it.
+    SRC may have any format and is read once; no device is needed.
+
+    \b
+    Examples:
+      $ ckpt reshard ~/llama ~/llama-32 --mesh fsdp=16,tensor=2
+      $ ckpt inspect chunks ~/llama-32 --mesh fsdp=16,tensor=2 --rules maxtext
+    """
+    from ckpttools.api.reshard import reshard
+
+    return reshard

@@ -19,7 +19,7 @@ from ckpttools.core.text import plural, printable
 from ckpttools.stores.location import Location
 
 if TYPE_CHECKING:
-    from ckpttools.family_check.findings import FamilyCheck, FamilyFinding
+    from ckpttools.family_check.definition import FamilyCheck, FamilyFinding
     from ckpttools.mapping.row import Row
     from ckpttools.model_families.family import Family
     from ckpttools.model_families.summary import FamilySummary

@@ -66,8 +66,13 @@ def _load_command(point: EntryPoint) -> click.Command:
 def _make_transform_command(point: EntryPoint) -> click.Command:
     from ckpttools.api.transforms import transform
     from ckpttools.cli.options import given_flags
-    from ckpttools.cli.write import WriteCommand
-    from ckpttools.cli.writing import common_options, make_command, source_and_destination, target_options
+    from ckpttools.cli.write import (
+        WriteCommand,
+        common_options,
+        make_command,
+        source_and_destination,
+        target_options,
+    )
     from ckpttools.transforms.registry import help_of, options_of
 
     def command(**options: Any) -> Prepared:
@@ -86,8 +91,8 @@ _GROUPS = {
     "Convert": {
         "convert": lazy_command("convert", "convert", "Convert a checkpoint to another format or framework."),
         "copy": lazy_command("copy", "copy", "Copy a checkpoint or run between stores, byte for byte."),
-        "quantize": lazy_command("quantize", "quantize", "Quantize a model to FP8 or MXFP4."),
-        "reshard": lazy_command("reshard", "reshard", "Rewrite a checkpoint's chunks for a device mesh."),
+        "quantize": lazy_command("edit", "quantize", "Quantize a model to FP8 or MXFP4."),
+        "reshard": lazy_command("edit", "reshard", "Rewrite a checkpoint's chunks for a device mesh."),
     },
     "Inspect": {
         "inspect": lazy_command(
@@ -114,10 +119,10 @@ _GROUPS = {
     },
     "Build models": {
         "adapter": lazy_command("adapter", "adapter", "Merge, extract and convert LoRA adapters."),
-        "average": lazy_command("average", "average", "Average several checkpoints or steps of a run."),
-        "shrink": lazy_command("shrink", "shrink", "Make a smaller model: fewer layers, experts or tokens."),
-        "stitch": lazy_command("synth", "stitch", "Combine one model's towers with another's decoder."),
-        "synth": lazy_command("synth", "synth", "Create a randomly initialized model from a config."),
+        "average": lazy_command("build", "average", "Average several checkpoints or steps of a run."),
+        "shrink": lazy_command("build", "shrink", "Make a smaller model: fewer layers, experts or tokens."),
+        "stitch": lazy_command("build", "stitch", "Combine one model's towers with another's decoder."),
+        "synth": lazy_command("build", "synth", "Create a randomly initialized model from a config."),
     },
     "MaxText and runs": {
         "maxtext-config": lazy_command(

@@ -7,7 +7,7 @@ import click
 from ckpttools.api.options.convert import HF_TO_MAXTEXT, MAXTEXT_TO_HF, SHARDS
 from ckpttools.cli.convert_many import ConvertCommand
 from ckpttools.cli.options import flags, given_flags, output_options, resource_options
-from ckpttools.cli.writing import WriteFunction, model_source_and_destination, storage_options, writes
+from ckpttools.cli.write import WriteFunction, model_source_and_destination, storage_options, writes
 
 
 @click.command(

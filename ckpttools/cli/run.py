@@ -21,7 +21,7 @@ from ckpttools.stores.location import Location
 
 if TYPE_CHECKING:
     from ckpttools.api.plan_status import PlanStatus
-    from ckpttools.api.publication_marks import PublishedPlan
+    from ckpttools.api.plans import PublishedPlan
     from ckpttools.plan.plan_file import PlanFile
     from ckpttools.run.events import Receipt
     from ckpttools.run.parts import PartReceipt
@@ -127,7 +127,7 @@ def _run_part(
     file: PlanFile, root: Relocation, part: str | None, as_json: bool, progress: bool, **how: Any
 ) -> PartReceipt:
     from ckpttools.api.run_part import run_part
-    from ckpttools.cli.plan_status_text import part_line
+    from ckpttools.cli.plan_text import part_line
     from ckpttools.cli.progress import progress_observer
 
     with progress_observer(progress) as observe:
@@ -140,7 +140,7 @@ def _run_part(
 def _is_last_part(file: PlanFile, root: Relocation) -> bool:
     """Return whether all parts are done; if not, print the missing ones."""
     from ckpttools.api.plan_status import plan_status
-    from ckpttools.cli.plan_status_text import waiting_line
+    from ckpttools.cli.plan_text import waiting_line
 
     result = plan_status(file, root=root)
     if result.state in ("done", "published", "complete"):
@@ -153,7 +153,7 @@ def _publish_plan(
     file: PlanFile, root: Relocation, *, is_shared: bool, progress: bool, as_json: bool, **how: Any
 ) -> Receipt | PublishedPlan | None:
     """Publish a plan. If `is_shared`, another running process may publish it later instead."""
-    from ckpttools.api.publication_marks import PublishedPlan
+    from ckpttools.api.plans import PublishedPlan
     from ckpttools.api.publish_plan import publish_plan
     from ckpttools.cli.plan_text import print_gain
     from ckpttools.cli.progress import progress_observer
@@ -188,7 +188,7 @@ class _WaitingLine:
     declared: str = ""
 
     def __call__(self, result: PlanStatus) -> None:
-        from ckpttools.cli.plan_status_text import waiting_line
+        from ckpttools.cli.plan_text import waiting_line
 
         line = waiting_line(result)
         if self.expected and line != self.declared:
@@ -198,7 +198,7 @@ class _WaitingLine:
 
 def _show_status(file: PlanFile, root: Relocation, as_json: bool) -> None:
     from ckpttools.api.plan_status import plan_status
-    from ckpttools.cli.plan_status_text import status_lines
+    from ckpttools.cli.plan_text import status_lines
 
     result = plan_status(file, root=root)
     print_report(result, status_lines(result, str(file.location)), as_json=as_json)

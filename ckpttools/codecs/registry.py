@@ -14,6 +14,7 @@ from ckpttools.codecs.bytes import BytesCodec
 from ckpttools.codecs.sharding import ShardingCodec
 from ckpttools.codecs.transpose import Transpose
 from ckpttools.core.errors import UsageError
+from ckpttools.core.options import Option
 from ckpttools.core.plugins import load_group
 
 # Name in zarr -> module and class of this package, imported when a checkpoint or user names it.
@@ -117,3 +118,12 @@ def _expected() -> str:
         for kind in kinds
     )
     return f"none, {', '.join(named)}"
+
+
+COMPRESSION = Option(
+    "compression",
+    parse_compression,
+    "none",
+    "Compress chunks: smaller on disk, but slower to write and load.",
+    "none|zstd[:N]",
+)

@@ -9,9 +9,8 @@ from typing import Any
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.patterns import expand_branches
 from ckpttools.array.tree import Tree, by_name, dotted, keystr
-from ckpttools.compare.align import AlignOptions, align, as_maxtext, plain_names, with_keys
+from ckpttools.compare.align import AlignOptions, align, as_maxtext, plain_names, with_joints_of, with_keys
 from ckpttools.compare.padding import without_computed_buffers, without_equal_head
-from ckpttools.compare.unnamed_side import with_joints_of
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, CoverageError, UsageError
 from ckpttools.core.message_terms import option

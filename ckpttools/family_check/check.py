@@ -17,8 +17,16 @@ from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, ConfigError
 from ckpttools.core.message_terms import option
 from ckpttools.core.region import Shape
-from ckpttools.family_check.definition import LAYOUTS, Definition, is_fatal
-from ckpttools.family_check.findings import FamilyCheck, FamilyFinding, TriedLayout, findings_of, hints_of
+from ckpttools.family_check.definition import (
+    LAYOUTS,
+    Definition,
+    FamilyCheck,
+    FamilyFinding,
+    TriedLayout,
+    findings_of,
+    hints_of,
+    is_fatal,
+)
 from ckpttools.family_check.synthetic_models import Sizes, SyntheticModel, synthetic_model
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.registry import open_tree

@@ -14,12 +14,12 @@ from ckpttools.adapters.factors import Adapter
 from ckpttools.adapters.fitting import split_as_base
 from ckpttools.adapters.peft import skip_remarks
 from ckpttools.array.lazy import LazyArray
+from ckpttools.array.patterns import filtered
 from ckpttools.array.tree import Tree, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, UsageError
 from ckpttools.digest.pairing import Pairing
 from ckpttools.inspection.comparison import ArraySpec, Comparison, Different
-from ckpttools.inspection.filtering import filtered
 from ckpttools.inspection.layer_rows import numbered_layer
 from ckpttools.mapping.coverage import Coverage, NotCoveredError, ShapeMismatch
 from ckpttools.mapping.flags import Flag

@@ -18,13 +18,13 @@ from dataclasses import fields
 from math import prod
 from operator import attrgetter
 
+from ckpttools.array.patterns import filtered
 from ckpttools.array.storage import Storage, StoredArray, StoredFile
 from ckpttools.array.tree import Tree
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError, listing
 from ckpttools.core.region import Region, Shape, ceil_div, count_runs
 from ckpttools.core.tabular import Tabular
-from ckpttools.inspection.filtering import filtered
 from ckpttools.maxtext.view import view_of
 from ckpttools.sharding.load_prediction import ProcessLoading
 from ckpttools.sharding.mesh import MeshShape, Spec, shard_counts, spec_text

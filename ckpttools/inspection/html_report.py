@@ -21,8 +21,8 @@ from ckpttools.core.message_terms import render
 from ckpttools.core.text import printable
 from ckpttools.inspection.distribution import Distribution
 from ckpttools.inspection.layer_rows import LayerRow
+from ckpttools.inspection.moments import Spread, combined
 from ckpttools.inspection.stats import ArrayStats, Statistics, StatsReport
-from ckpttools.inspection.sums import Spread, combined
 from ckpttools.inspection.tree import ArrayReport, TreeReport
 
 # Number of digits that are visible in a plot.

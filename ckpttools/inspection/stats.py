@@ -9,6 +9,7 @@ from math import isfinite
 import numpy as np
 
 from ckpttools.array.lazy import LazyArray
+from ckpttools.array.patterns import filtered
 from ckpttools.array.scratch import Scratch
 from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.budget import estimate_names_bytes
@@ -19,7 +20,6 @@ from ckpttools.core.tabular import Tabular
 from ckpttools.inspection import distribution as distributions
 from ckpttools.inspection import moments
 from ckpttools.inspection.distribution import Counts, Distribution, count_patterns, summed
-from ckpttools.inspection.filtering import filtered
 from ckpttools.inspection.layer_rows import LayerRow, layer_rows
 from ckpttools.inspection.moments import Moments
 from ckpttools.plan.pieces import Tiles

@@ -13,6 +13,7 @@ from ckpttools.adapters.summary import AdapterReport, may_be_adapter, unmerged_w
 from ckpttools.array.gaps import missing_chunks
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Chunked
+from ckpttools.array.patterns import filtered
 from ckpttools.array.storage import Sharding, has_giant_chunks, has_tiny_chunks
 from ckpttools.array.tree import Path, Text, Tree, dotted, keystr
 from ckpttools.core.dataclass import dataclass
@@ -21,7 +22,6 @@ from ckpttools.core.message_terms import action
 from ckpttools.core.region import grid_shape
 from ckpttools.core.tabular import Tabular
 from ckpttools.core.text import plural
-from ckpttools.inspection.filtering import filtered
 from ckpttools.maxtext.layers import LayerGroup
 from ckpttools.maxtext.recognition import FamilyGuess, guess_families
 from ckpttools.maxtext.scan_axis import scan_axis_remarks

@@ -29,8 +29,7 @@ from ckpttools.quantized.view import quantized_view
 from ckpttools.roles.names import is_average
 from ckpttools.roles.of_tree import roles
 from ckpttools.transforms.base import Transformed
-from ckpttools.transforms.cast import is_table, with_notes
-from ckpttools.transforms.conversion import Convert
+from ckpttools.transforms.cast import Convert, is_table, with_notes
 from ckpttools.transforms.mean_weights import MeanWeights, WeightedMean
 
 # Number of integers that are compared at a time.

@@ -437,7 +437,7 @@ def with_quantization_config(
     declared = declared_quantization(config) or {}
     if declared.get("quant_method") == "fp8" and declared.get("weight_block_size") == size:
         return config, ()
-    from ckpttools.quantized.modules import unquantized_modules
+    from ckpttools.quantized.config import unquantized_modules
 
     scales = {name + BLOCK_SCALE for name in weights}
     others = {name: item for name, item in arrays.items() if name not in scales}

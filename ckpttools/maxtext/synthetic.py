@@ -30,7 +30,7 @@ from ckpttools.model_families.family import Family
 from ckpttools.model_families.hf_defaults import default_values
 from ckpttools.model_families.registry import family_of
 from ckpttools.quantized.config import without_quantization
-from ckpttools.transforms.conversion import Convert
+from ckpttools.transforms.cast import Convert
 
 # transformers' default if a configuration does not state the value.
 _DEFAULT_RANGE = 0.02

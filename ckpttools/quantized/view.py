@@ -228,7 +228,7 @@ class QuantizedView:
         """Whether only some of the weights that vLLM fuses are quantized."""
         if not self.weights:
             return False
-        from ckpttools.quantized.modules import half_quantized_experts, is_fused, is_linear
+        from ckpttools.quantized.config import half_quantized_experts, is_fused, is_linear
 
         others = ((name, self.tree.arrays[path]) for name, path in self.paths.items())
         matrices = (name for name, item in others if is_linear(name, item) or is_fused(name, item))

@@ -88,7 +88,7 @@ class Receipt:
         bytes_unlinked: Referenced bytes that were copied because the store refused links.
         source: Absolute location of the source, with the commit for models on the hub; "" if unknown.
         counts: Number of values that could not be kept, by array and outcome (see
-            `ckpttools.transforms.conversion`), including tasks of earlier runs.
+            `ckpttools.transforms.cast`), including tasks of earlier runs.
         errors: Quantization error of each quantized array, largest first.
         traffic: Network requests after planning, by address such as "gs://".
         published: The published repository on the hub; None for other destinations.

@@ -22,16 +22,17 @@ from ckpttools.run.bindings import select_sound_records
 from ckpttools.run.entries import FinishedTask, select_kept_tasks, unfinished_error, unfinished_tasks
 from ckpttools.run.events import Comparing, Observer, Publishing, Receipt, Started, Watch
 from ckpttools.run.execution import Execution, WorkerPool, worker_processes
-from ckpttools.run.fingerprint import fingerprint, source_of
 from ckpttools.run.overlap_check import check_apart, check_unread
 from ckpttools.run.source_copies import (
     SourceCopy,
     check_same_model,
+    fingerprint,
     identify_plan_copy,
     is_written_from,
     read_plan_states,
     repeat_if_touched,
     select_comparable,
+    source_of,
     source_state_record,
 )
 from ckpttools.run.task_runner import TaskRunner, ignore_output

@@ -1,31 +1,35 @@
-"""Check that all tasks of a plan read the same model when hosts have copies of it.
+"""The source of a run: its fingerprint, and checks that all tasks read the same model.
 
-Each process records which copy it reads (`identify_copy`), and parts of a plan also record a digest of each
-task's output (`hash_memory`). The process that publishes repeats the tasks of other copies with its own copy
-and compares the digests. Neither samples of files nor complete comparisons of a few files can show that two
-copies are equal; only repeating a task can.
+Each process records which copy it reads (`identify_copy`), and parts of a plan also record a digest of
+each task's output (`hash_memory`). The process that publishes repeats the tasks of other copies with its
+own copy and compares the digests. Neither samples of files nor complete comparisons of a few files can
+show that two copies are equal; only repeating a task can.
 """
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import TypeAlias, TypeVar
 
+from ckpttools.array.fingerprint import Identify, identity
+from ckpttools.array.lazy import ByteSource
 from ckpttools.array.scratch import Scratch
 from ckpttools.array.tree import keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, SourceChangedError, listing
 from ckpttools.core.message_terms import action, retry_term
 from ckpttools.core.text import plural
+from ckpttools.formats.base import Writer
 from ckpttools.plan.plan import Plan
 from ckpttools.run.entries import FinishedTask
-from ckpttools.run.fingerprint import source_of
 from ckpttools.run.task_runner import hash_memory, open_task_values
 from ckpttools.stores.abilities import CopyIdentity, SupportsCopyIdentity
 from ckpttools.stores.base import File
+from ckpttools.stores.checksums import sample_files
 from ckpttools.stores.concurrency import map_in_threads
 from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import Record
@@ -254,3 +258,58 @@ def is_written_from(records: Iterable[Record], copy: SourceCopy) -> bool:
     """
     states = {record[1] for record in records if len(record) == 2 and record[0] == _SOURCE_STATE}
     return not states or any(copy.has_files_of(str(state)) for state in states)
+
+
+def is_local(source: ByteSource) -> bool:
+    """Return whether the version of a source is a modification time, which can be set back."""
+    return isinstance(source, File) and parse(source.path).store.scheme == "file"
+
+
+def fingerprint(
+    plan: Plan,
+    writer: Writer,
+    identify: Identify = identity,
+    declared: Callable[[str], str] = lambda text: text,
+    is_timed: Callable[[ByteSource], bool] = is_local,
+) -> str:
+    """Return a text that identifies what a run writes, from which sources and with which tasks.
+
+    Args:
+        plan, writer: The run.
+        identify: Returns the identity of a source.
+        declared: Normalizes texts that may contain locations.
+        is_timed: Returns whether the version of a source is a time; if so, sampled bytes are included.
+
+    Raises:
+        FormatError, StorageError: A source cannot be read.
+    """
+    metadata = plan.tree.metadata
+    leaves = [(path, leaf) for path, leaf in plan.tree.items() if path not in plan.tree.arrays]
+    marks = sorted(map(repr, metadata.scalars)), metadata.key_impls
+    rest = writer, leaves, metadata.step, metadata.item, marks
+    samples = _samples(plan, identify, is_timed)
+    return hashlib.sha256(
+        f"{plan.fingerprint(identify)} {samples} {declared(repr(rest))}".encode()
+    ).hexdigest()
+
+
+def _samples(plan: Plan, identify: Identify, is_timed: Callable[[ByteSource], bool]) -> str:
+    files = {
+        identify(source)[0]: source
+        for source in plan.sources
+        if isinstance(source, File) and is_timed(source)
+    }
+    return sample_files([files[name] for name in sorted(files)])
+
+
+def source_of(plan: Plan) -> str:
+    """Return the location of the source for messages: the opened path, or the directory of its files."""
+    if plan.tree.metadata.location:
+        return str(parse(plan.tree.metadata.location).absolute())
+    directories = {parse(source.path).absolute().parent for source in plan.sources}
+    common = min(directories, default=None)
+    while common is not None and not all(
+        common in (directory, *directory.parents) for directory in directories
+    ):
+        common = None if common == common.parent else common.parent
+    return "" if common is None else str(common)

@@ -26,8 +26,8 @@ from ckpttools.plan.plan import Plan
 from ckpttools.plan.task import Task, sort_by_output
 from ckpttools.run.entries import UnfinishedError
 from ckpttools.run.events import Observer, Receipt
-from ckpttools.run.fingerprint import fingerprint
 from ckpttools.run.parts import PartReceipt, execute_part
+from ckpttools.run.source_copies import fingerprint
 from ckpttools.sharding.processes import Processes
 from ckpttools.sharding.save_layout import owned_chunks, owners_of
 from ckpttools.sharding.save_leaves import has_remote_parts, holders

@@ -16,11 +16,9 @@ from ckpttools.core.errors import FormatError, UnknownNameError, UsageError
 from ckpttools.core.message_terms import action, option, repeated_option
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import array_count, sample_names, sort_naturally
-from ckpttools.quantized.config import FIELD
-from ckpttools.quantized.dequantized_tree import unreadable_error
-from ckpttools.quantized.encoders import GROUP, Fp8Blocks, Mxfp4Encoder
-from ckpttools.quantized.modules import (
+from ckpttools.quantized.config import (
     EXPERTS,
+    FIELD,
     MLP_EXPERTS,
     SEPARATE_EXPERTS,
     half_quantized_experts,
@@ -30,6 +28,8 @@ from ckpttools.quantized.modules import (
     single_matrices,
     unquantized_modules,
 )
+from ckpttools.quantized.dequantized_tree import unreadable_error
+from ckpttools.quantized.encoders import GROUP, Fp8Blocks, Mxfp4Encoder
 from ckpttools.quantized.scales import BLOCK_SCALE, is_plain
 from ckpttools.quantized.unsupported_errors import remedy
 from ckpttools.quantized.view import quantized_view

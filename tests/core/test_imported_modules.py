@@ -35,15 +35,15 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]
 
 
 def test_inspect_tree_imports_few_modules():
-    assert len(imported_modules("inspect", "tree", GOLDEN)) < 190
+    assert len(imported_modules("inspect", "tree", GOLDEN)) < 165
 
 
 def test_conversion_imports_few_modules(converted: tuple[Path, list[str]]):
-    assert len(converted[1]) < 270
+    assert len(converted[1]) < 265
 
 
 def test_diff_imports_few_modules(converted: tuple[Path, list[str]]):
-    assert len(imported_modules("diff", GOLDEN, converted[0])) < 220
+    assert len(imported_modules("diff", GOLDEN, converted[0])) < 200
 
 
 def test_plain_model_imports_only_its_format_and_family():

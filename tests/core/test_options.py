@@ -16,9 +16,10 @@ from support.internals import parse_size
 
 import ckpttools
 from ckpttools import DTYPES, CheckpointError, DType, MappingError, Tree, UsageError
-from ckpttools.api.arguments import Patterns, Size
+from ckpttools.api.sources import Patterns, Size
 from ckpttools.cli.options import given_flags
-from ckpttools.cli.writing import make_command
+from ckpttools.cli.write import make_command
+from ckpttools.codecs.registry import COMPRESSION
 from ckpttools.core.argument_checks import argument_types, validate_arguments
 from ckpttools.core.options import Option, parse_options
 from ckpttools.core.plugins import entry_points_of, load_group
@@ -26,7 +27,6 @@ from ckpttools.formats.base import Writable
 from ckpttools.formats.known_formats import formats, writable
 from ckpttools.formats.registry import faults_in, writer_options
 from ckpttools.formats.zarr.chunking import CHUNKS, parse_chunks
-from ckpttools.formats.zarr.options import COMPRESSION
 from ckpttools.stores.registry import LocationLike
 from ckpttools.transforms import registry
 

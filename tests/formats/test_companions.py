@@ -29,7 +29,7 @@ from ckpttools import (
 )
 from ckpttools.formats.sidecar import read_file
 from ckpttools.run.events import Event
-from ckpttools.run.fingerprint import fingerprint
+from ckpttools.run.source_copies import fingerprint
 from ckpttools.transforms.rename import renames
 
 TOKENIZER = b'{"model": "the one that was planned"}'

@@ -68,7 +68,7 @@ from ckpttools import (
 )
 from ckpttools.array.nodes import Stack, Take
 from ckpttools.cli.options import ANY_PATH
-from ckpttools.cli.writing import storage_options
+from ckpttools.cli.write import storage_options
 from ckpttools.formats import references
 from ckpttools.formats.blocks import Finder, chunks_of
 from ckpttools.formats.orbax.ocdbt import MAX_INDEX_BYTES
@@ -797,7 +797,7 @@ from ckpttools.formats.references import ReferenceMode, References
 from ckpttools.plan import plan
 from ckpttools.run import threads
 from ckpttools.run.events import TaskDone
-from ckpttools.stores.local.staging_names import JOURNAL as NAME
+from ckpttools.stores.local.journal import JOURNAL as NAME
 references.FINE, threads._SYNC_SECONDS = 1, 0.001
 plan.LARGEST_TASK, plan._SMALLEST_TASK = 1 << 12, 1 << 10
 source, out, entries = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), int(sys.argv[3])

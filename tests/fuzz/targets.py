@@ -38,8 +38,8 @@ from ckpttools.model_families.registry import families
 from ckpttools.model_families.toml_write import family_to_toml
 from ckpttools.run import entries as journal_entries
 from ckpttools.stores import parse
+from ckpttools.stores.local.journal import JOURNAL as NAME
 from ckpttools.stores.local.journal import Journal
-from ckpttools.stores.local.staging_names import JOURNAL as NAME
 from ckpttools.stores.memory import Bytes
 from ckpttools.transforms.rename import read_rules
 

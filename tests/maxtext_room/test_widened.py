@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from support.trees import lazy
 
-from ckpttools.compare.unnamed_side import as_wide_as
+from ckpttools.compare.align import as_wide_as
 
 BF16, F32 = ml_dtypes.bfloat16, np.float32
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from support.internals import Share, parse
 
 from ckpttools.api.plan_status import PartStatus, PlanStatus, _count, _stragglers
-from ckpttools.cli.plan_status_text import part_line, status_lines, waiting_line
+from ckpttools.cli.plan_text import part_line, status_lines, waiting_line
 from ckpttools.run.parts import PartReceipt
 from ckpttools.stores.shares import Member
 

@@ -17,8 +17,8 @@ import ckpttools
 from ckpttools import DTYPES, CoverageError, FormatError, LazyArray, Tree, UnknownNameError, UsageError
 from ckpttools.core.message_terms import repeated_option
 from ckpttools.maxtext.recognition import find_unowned_arrays
+from ckpttools.quantized.config import is_linear, unquantized_modules
 from ckpttools.quantized.encoders import Mxfp4Encoder
-from ckpttools.quantized.modules import is_linear, unquantized_modules
 from ckpttools.testing.strategies import stored
 from ckpttools.transforms.quantize import Quantize
 

@@ -41,7 +41,7 @@ from ckpttools import (
 )
 from ckpttools.copying import pieces, transfer
 from ckpttools.formats.orbax import ocdbt, ocdbt_files
-from ckpttools.stores.local.staging_names import remove_mark
+from ckpttools.stores.local.journal import remove_mark
 
 SHARDED = GOLDEN / "llama3.1" / "hf_sharded"
 RUN = ORBAX / "cm_default"

@@ -90,8 +90,8 @@ from ckpttools.sharding.mesh import parse_mesh as parse_mesh
 from ckpttools.stores import Location as Location
 from ckpttools.stores import parse as parse
 from ckpttools.stores.local.file import LocalFile as LocalFile
+from ckpttools.stores.local.journal import JOURNAL as JOURNAL
 from ckpttools.stores.local.staging import LocalStaging as LocalStaging
-from ckpttools.stores.local.staging_names import JOURNAL as JOURNAL
 from ckpttools.stores.memory import Bytes as Bytes
 from ckpttools.stores.publishing import PLAN_MARK as PLAN_MARK
 from ckpttools.stores.publishing import JobInfo as JobInfo
@@ -99,8 +99,8 @@ from ckpttools.stores.publishing import LockedError as LockedError
 from ckpttools.stores.publishing import staging_of as staging_of
 from ckpttools.stores.shares import Share as Share
 from ckpttools.stores.web.client import Client as Client
+from ckpttools.transforms.cast import Convert as Convert
 from ckpttools.transforms.cast import Dequantize as Dequantize
 from ckpttools.transforms.cast import cast as cast
-from ckpttools.transforms.conversion import Convert as Convert
 from ckpttools.transforms.functions import MapArrays as MapArrays
 from ckpttools.transforms.rename import parse_rules as parse_rules

@@ -33,7 +33,7 @@ from ckpttools.array.nodes import Elementwise
 from ckpttools.plan import plan as planning
 from ckpttools.run import threads
 from ckpttools.testing.strategies import lazy_arrays, noise, stored, tilings
-from ckpttools.transforms.conversion import is_lossless
+from ckpttools.transforms.cast import is_lossless
 
 FLOATS = [dtype for dtype in DTYPES.values() if dtype.is_float]
 WHOLE = [dtype for dtype in DTYPES.values() if dtype.kind in ("int", "uint")]

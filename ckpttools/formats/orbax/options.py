@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from ckpttools.codecs.registry import COMPRESSION
 from ckpttools.core.budget import parse_size
 from ckpttools.core.options import Option, shared
 from ckpttools.formats.zarr.chunking import CHUNKS
-from ckpttools.formats.zarr.options import COMPRESSION
 
 HELP = """Write any checkpoint as Orbax, or an Orbax checkpoint in another layout, for any model.
 

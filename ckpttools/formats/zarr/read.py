@@ -8,6 +8,7 @@ from typing import Any
 
 from ckpttools.array.storage import Storage
 from ckpttools.array.tree import Leaf, Metadata, Path, Tree
+from ckpttools.codecs.registry import COMPRESSION
 from ckpttools.core.budget import check_memory
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError
@@ -20,10 +21,23 @@ from ckpttools.formats.orbax.entries import Files
 from ckpttools.formats.orbax.metadata import TREE_FILE
 from ckpttools.formats.zarr.chunking import CHUNKS
 from ckpttools.formats.zarr.links import FollowedLinks, Way
-from ckpttools.formats.zarr.options import COMPRESSION, HELP
 from ckpttools.formats.zarr.zarr3 import DOCUMENT
 from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.location import Location
+
+HELP = """Write any checkpoint as zarr v3: groups and arrays named by the keys of the tree, for any model.
+
+SRC may be a file, an item, a step or a run directory. DST is the root group, which zarr.open_group of
+zarr-python opens. Arrays of dtypes that zarr-python lacks, such as bfloat16, are read by tensorstore;
+zarr-python opens their neighbors by name, but cannot list the group.
+
+Content that zarr cannot express (keys of lists, empty nodes, strings, custom metadata, the step) is stored in
+the attributes of the root, and is restored when the checkpoint is converted or inspected.
+
+Examples:
+  $ ckpt convert to-zarr3 ~/maxtext/llama ~/zarr/llama --dtype float32
+  $ ckpt convert to-zarr3 ~/maxtext/llama ~/zarr/llama --compression zstd
+"""
 
 
 @dataclass(frozen=True)

@@ -26,16 +26,16 @@ from ckpttools.core.errors import DestinationExistsError, UsageError
 from ckpttools.core.message_terms import option, retry_term
 from ckpttools.stores.local.file import iso_time, storage_error
 from ckpttools.stores.local.files import check_no_mount, exchange, remove_tree, sync_directory
-from ckpttools.stores.local.journal import Journal
-from ckpttools.stores.local.mounts import first_mount
-from ckpttools.stores.local.staging_names import (
+from ckpttools.stores.local.journal import (
     CONTENT,
     REMOVED,
     REPLACED,
+    Journal,
     is_staging,
     read_mark,
     remove_mark,
 )
+from ckpttools.stores.local.mounts import first_mount
 from ckpttools.stores.local.store import STORE
 from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import PLAN_MARK, SUFFIX, JobInfo

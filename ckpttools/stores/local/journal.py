@@ -1,9 +1,9 @@
 """A journal of finished tasks, in a file next to the data, so that a command can resume after `kill -9`.
 
-The first line identifies the plan and its command. A line for each finished task follows. When everything is
-written and the checkpoint is about to be published, lines with the status of its files follow, and a line
-that ends this list. A task is recorded only after its bytes are synced, so the journal never claims more than
-the disk holds. Every line has a checksum; lines with a wrong checksum are ignored.
+The first line identifies the plan and its command. A line for each finished task follows. When everything
+is written and the checkpoint is about to be published, lines with the status of its files follow, and a
+line that ends this list. A task is recorded only after its bytes are synced, so the journal never claims
+more than the disk holds. Every line has a checksum; lines with a wrong checksum are ignored.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from typing import Literal, TypeAlias
 
 from ckpttools.core.errors import UsageError
 from ckpttools.core.text import format_age
+from ckpttools.stores.local.file import read_whole, storage_error
 from ckpttools.stores.local.files import moved_error, sync_directory, write_all, write_error
-from ckpttools.stores.local.staging_names import JOURNAL
-from ckpttools.stores.publishing import JobInfo, LockedError, Record
+from ckpttools.stores.publishing import PLAN_MARK, SUFFIX, JobInfo, LockedError, Record
 
 # A line takes 60 bytes, and more for each encoded chunk.
 _LARGEST = 1 << 30
@@ -42,8 +42,9 @@ _BEGINNING = re.compile(rb'[0-9a-f]{8} \["plan",\["')
 _LEAST_BEGINNING = b'00000000 ["plan",["'
 _TEXT = re.compile(rb"[ -~]*\n?")
 
-
 Access: TypeAlias = Literal["alone", "together", "looking"]
+
+JOURNAL = "journal.ckpttools"
 
 
 class Journal:
@@ -358,3 +359,39 @@ def _seconds_running(pid: int) -> float:
     except (OSError, ValueError, IndexError):
         return 0.0
     return max(0.0, uptime - started / os.sysconf("SC_CLK_TCK"))
+
+
+CONTENT, REPLACED, REMOVED = "content", "replaced", "removed"
+
+
+def is_staging(path: Path) -> bool:
+    """Return whether a directory is the staging directory of a running or interrupted conversion."""
+    return path.name.endswith(SUFFIX) and (path / JOURNAL).is_file()
+
+
+_LONGEST_MARK = 1 << 10
+
+
+def read_mark(location: Path) -> str | None:
+    """Return the plan that a directory's mark names; None without a directory or mark.
+
+    Raises:
+        StorageError: The mark cannot be accessed.
+    """
+    mark = location / PLAN_MARK
+    try:
+        status = mark.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise storage_error("cannot inspect", mark, error) from error
+    is_ours = stat.S_ISREG(status.st_mode) and status.st_size <= _LONGEST_MARK
+    return read_whole(mark).decode(errors="replace") if is_ours else ""
+
+
+def remove_mark(location: Path) -> None:
+    """Durably remove the mark of a checkpoint, if it exists."""
+    mark = location / PLAN_MARK
+    if os.path.lexists(mark):
+        mark.unlink()
+        sync_directory(location)

@@ -15,7 +15,7 @@ from pathlib import Path
 from ckpttools.stores.base import File, check_unchanged
 from ckpttools.stores.local.file import LocalFile
 from ckpttools.stores.local.files import write_all_at
-from ckpttools.stores.local.staging_names import CONTENT
+from ckpttools.stores.local.journal import CONTENT
 from ckpttools.stores.publishing import SUFFIX
 
 # Errors for refused links: another file system, another owner's file (`fs.protected_hardlinks`), too many

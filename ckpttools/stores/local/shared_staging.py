@@ -10,10 +10,9 @@ from ckpttools.core.errors import StorageError, first_line
 from ckpttools.core.message_terms import render
 from ckpttools.stores.local.data_files import LocalDataFiles, StagingFiles
 from ckpttools.stores.local.files import errors_of
-from ckpttools.stores.local.journal import Journal
+from ckpttools.stores.local.journal import Journal, read_mark
 from ckpttools.stores.local.parts import PartJournal, members
 from ckpttools.stores.local.staging import LocalStaging
-from ckpttools.stores.local.staging_names import read_mark
 from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import JobInfo, Record
 from ckpttools.stores.shares import DONE, Share, Standing, check_free, prepared, published

@@ -32,10 +32,9 @@ from ckpttools.stores.local.files import (
     sync_tree,
     write_synced,
 )
-from ckpttools.stores.local.journal import Journal, is_journal
+from ckpttools.stores.local.journal import JOURNAL, Journal, is_journal, read_mark, remove_mark
 from ckpttools.stores.local.mounts import first_mount
 from ckpttools.stores.local.parts import members, remove_parts
-from ckpttools.stores.local.staging_names import JOURNAL, read_mark, remove_mark
 from ckpttools.stores.local.store import STORE
 from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import PLAN_MARK, JobInfo, LockedError, Record, check_name

@@ -232,8 +232,7 @@ class LocalStore(Store):
     def unfinished(self, key: str) -> Unfinished | None:
         if not key.endswith(SUFFIX):
             return None
-        from ckpttools.stores.local.journal import read_job_info
-        from ckpttools.stores.local.staging_names import JOURNAL, REPLACED
+        from ckpttools.stores.local.journal import JOURNAL, REPLACED, read_job_info
 
         journal = self.stat(_below(key, JOURNAL))
         if journal is None or journal.kind is not FileKind.FILE:
