@@ -1,4 +1,4 @@
-"""The transposition codec."""
+"""The transpose codec."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Transpose:
 
     @classmethod
     def fortran(cls, rank: int) -> Transpose:
-        """Return the order "F" of zarr v2."""
+        """Return the transposition for order "F" of zarr v2."""
         return cls(list(reversed(range(rank))), "order F")
 
     def names(self, chunk: object) -> tuple[str, ...]:

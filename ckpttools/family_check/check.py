@@ -292,7 +292,7 @@ def _fits(family: Family, tree: Tree, config: Mapping[str, Any] | None) -> list[
     right = family.table(config, CONFIG, spelling=family.spelling_of(names))
     stored = family_as_stored(family, inner)
     lefts = [stored.table(config, CONFIG)]
-    with contextlib.suppress(CheckpointError):  # MaxText cannot scan every number of layers
+    with contextlib.suppress(CheckpointError):  # MaxText cannot scan every number of layers.
         lefts = [*(stored.table(config, CONFIG, scan_axis=axis) for axis in (1, 0)), *lefts]
     return [
         _SideReading.of("huggingface", names, right),

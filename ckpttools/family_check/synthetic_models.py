@@ -58,7 +58,7 @@ def synthetic_model(definition: Definition) -> Iterator[SyntheticModel]:
 
 @dataclass(frozen=True)
 class FlagSetting:
-    """A setting of a family's flags.
+    """One combination of flag values of a family.
 
     Attributes:
         fields: The value of each configuration field that a flag reads; None for an absent field.

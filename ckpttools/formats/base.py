@@ -334,7 +334,7 @@ class SupportsUnownedFiles(Protocol):
 
 @runtime_checkable
 class WritesSteps(Protocol):
-    """A writer of runs that may know which step it writes."""
+    """A writer of runs that knows the step number if the user passed one."""
 
     @property
     def step_said(self) -> int | None:

@@ -16,7 +16,7 @@ from ckpttools.stores.location import Location
 
 
 class ReadOnlyFormat:
-    """A format whose only fault is the error that prevents opening a checkpoint."""
+    """A read-only format; its only possible fault is that a checkpoint cannot be opened."""
 
     @abstractmethod
     def open(self, path: Location, options: ReadOptions) -> Tree:

@@ -46,7 +46,7 @@ _LONGEST_NAME = 200
 
 
 class ReferenceMode(Enum):
-    """Which stored bytes are reused.
+    """Determines which stored bytes are reused.
 
     Attributes:
         NONE: No bytes are reused; everything is written again.

@@ -84,7 +84,7 @@ def weights_in_config(folder: Location) -> object:
     try:
         return json_object(raw, str(path), ConfigError, "").get(WEIGHTS_FIELD)
     except ConfigError:
-        return None  # `sidecar_config` reports the error
+        return None  # `sidecar_config` reports the error.
 
 
 def is_saved_by_peft(tree: Tree) -> bool:

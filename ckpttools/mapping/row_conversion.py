@@ -164,7 +164,7 @@ def _array(row: Row, side: Side) -> object:
 
 
 def part_of(side: Side, array: LazyArray, sizes: Mapping[str, int]) -> LazyArray:
-    """Return a side's own part of its array."""
+    """Return the part of a joined array that belongs to one side."""
     if side.join is None:
         return array
     at, number = side.join.at, side.join.number

@@ -192,7 +192,7 @@ class Idle:
 
 @dataclass(frozen=True, slots=True)
 class SettingNote:
-    """A note about models.
+    """A note that applies to models that meet its conditions.
 
     Attributes:
         conditions: When the note applies.

@@ -279,7 +279,7 @@ def _expected(direction: Direction, flags: Mapping[str, Flag]) -> ExpectedArray:
     return ExpectedArray(direction.source, "; ".join(why), "; ".join(remedies))
 
 
-# The largest models have 100,000.
+# The largest models have 100,000 arrays.
 _MOST_NAMES = 10_000_000
 
 

@@ -31,7 +31,7 @@ _BLOCK = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Exactness:
-    """Whether the inverse restores the original bits.
+    """States whether the inverse of an op restores the original bits.
 
     Attributes:
         exact: Whether the bits are restored, except for the values in `reason`.
@@ -340,7 +340,7 @@ class Fill:
     number: float
 
     def array(self, shape: Shape) -> LazyArray:
-        """Return the right array."""
+        """Return the constant array for the right side."""
         import numpy as np
 
         return Constant(shape, DTYPES["float32"], np.array(self.number, "<f4").tobytes())
@@ -351,7 +351,7 @@ class Fill:
 
 @dataclass(frozen=True, slots=True)
 class BoundFill:
-    """Unchanged elements that all equal `number`."""
+    """An array whose elements all equal `number`; values are not changed."""
 
     number: float
 

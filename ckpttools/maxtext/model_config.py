@@ -66,7 +66,7 @@ class WeightsConfig:
     changes: tuple[str, ...]
 
     def to_json(self) -> bytes:
-        """Return the content of the file."""
+        """Return the content of `config.json`."""
         return json.dumps(self.config, indent=2, ensure_ascii=False).encode() + b"\n"
 
     def requantized(

@@ -27,7 +27,7 @@ from ckpttools.model_families.registry import families, families_of_type
 NameGroup = tuple[str, tuple[str | None, ...]]
 """The common form of names: the text with "#" for each number, and the numbers, with None for any number."""
 
-# Stands for the number in a field.
+# Placeholder for the number in a field.
 _FIELD_MARK = "\0"
 _NUMBER = re.compile(f"([0-9{_FIELD_MARK}]+)")
 # All fields without labels match the same way; axis and offset do not matter.

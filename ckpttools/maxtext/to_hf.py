@@ -137,7 +137,7 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
     )
     copied = _head_to_copy(source, converted)
     copy_remarks = () if copied is None else (copied.copy_remark,)
-    # Only if the model is available is it known which arrays it could provide.
+    # Which arrays the model could provide is known only if it is available.
     lacking = bool(files.weights) and not left_out
     notes = (
         tree.metadata.notes

@@ -360,7 +360,7 @@ def _odd_factors(
     """Yield the suspicious factors of similar weights and their scales; empty if all are valid."""
     import numpy as np
 
-    # All at once, because tens of thousands of experts have a few scales each.
+    # Read all scales at once, because tens of thousands of experts have a few each.
     is_one = len(group) == 1 or len(group[0][1]) > 1
     together = None if is_one else [np.concatenate([read[0].reshape(-1) for _, read in group])]
     if together is None or not _are_in_range(together, decode, signs):

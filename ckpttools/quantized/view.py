@@ -69,7 +69,7 @@ class NumericTree(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """How the weights of a checkpoint are quantized.
+    """Describes how the weights of a checkpoint are quantized.
 
     Attributes:
         method: The `quant_method` of the configuration; None if it does not mention quantization.

@@ -25,7 +25,7 @@ _OWN = "issue an X.509 version 3 certificate to the server that is not itself of
 
 
 class Distrust(NamedTuple):
-    """Why a certificate is not trusted, for messages.
+    """The reason why a certificate is not trusted, for messages.
 
     Attributes:
         got: The certificate.

@@ -147,7 +147,7 @@ class Location:
         return self.store.stat(self.key)
 
     def stat(self) -> Status:
-        """Return the status.
+        """Return the current status of the file or directory.
 
         Raises:
             StorageError: The location does not exist, or the store does not respond.

@@ -360,7 +360,7 @@ class SupportsPublished(Protocol):
 
 
 class Staging(Protocol):
-    """A destination before anything is written to it."""
+    """The destination of a conversion before anything is written to it."""
 
     @property
     def taken(self) -> Sequence[Location]:
@@ -436,7 +436,7 @@ class SupportsPublishing(Protocol):
     """A store in which checkpoints can be created."""
 
     def staging(self, key: str, overwrite: bool, check_replaced: Callable[[], None]) -> Staging:
-        """Return the staging of a destination.
+        """Return a staging area for a destination.
 
         Args:
             key: Key of the destination.

@@ -25,8 +25,8 @@ from ckpttools.stores.base import File
 from ckpttools.stores.concurrency import map_in_threads
 from ckpttools.stores.location import Location
 
-# How many values that several hosts have are compared at their ends on opening. If the hosts had different
-# saves, all of these values would differ.
+# Number of values to compare at both ends on opening, among those that several hosts have. If the hosts had
+# different saves, all of these values would differ.
 _MOST_COMPARED = 256
 
 

@@ -32,7 +32,7 @@ class Neighbors:
 
     @cached_property
     def _steps(self) -> Sequence[Step]:
-        """The finished steps, the latest last."""
+        """The finished steps, from oldest to latest."""
         # A directory named by a word and a number may be anything.
         steps = OrbaxRun(self.destination.parent).steps.values()
         own = Step(self.destination).prefix

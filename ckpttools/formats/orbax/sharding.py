@@ -131,7 +131,7 @@ def expected_hosts(save: Save) -> tuple[ExpectedHost, ...] | None:
             return None
         holders = dict(_holders(save, mesh))
     except (CheckpointError, AttributeError, KeyError, TypeError, ValueError):
-        return None  # The process of each device of a mesh, in mesh order.
+        return None  # The mesh only improves messages; completeness does not depend on it.
     if holders.keys() != {(item.path, cell) for item in save.missing for cell in item.cells}:
         return None
     return tuple(_covering(holders))

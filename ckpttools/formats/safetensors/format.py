@@ -43,7 +43,7 @@ from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.location import Location, require_file_error
 
 NAMES = WeightNames(".safetensors", "model.safetensors")
-# Files next to a model's weights that do not have weights of the model.
+# Files that may be next to a model's weights but contain none of them.
 _BESIDE = ("adapter_model.safetensors", "carried.safetensors")
 HELP = """Write any checkpoint as safetensors: the same arrays under the same names, for any model.
 

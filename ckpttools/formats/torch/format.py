@@ -94,7 +94,7 @@ def _files_below(path: Location) -> Sequence[Location]:
         names = result.files or sorted({*(result.named or {}).values()})
     except CheckpointError as error:
         require_file_error(error, path)
-        return ()  # `open` reports the error
+        return ()  # `open` reports the error.
     return [result.folder / name for name in names if (result.folder / name).is_file()]
 
 

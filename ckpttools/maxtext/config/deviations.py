@@ -30,7 +30,7 @@ _GEMMAS = ("gemma", "gemma2", "gemma4", "gemma4-small")
 
 @dataclass(frozen=True)
 class KnownDeviation:
-    """A way in which MaxText's computation differs.
+    """A known difference between MaxText's computation and that of the original model.
 
     Attributes:
         name: The name of the entry.

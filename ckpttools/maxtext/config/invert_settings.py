@@ -53,7 +53,7 @@ _FLOAT_FIELDS = frozenset(
         "swiglu_limit",
     )
 )
-# Classes whose names do not follow from their type.
+# Class names that do not follow from the model type.
 _ARCHITECTURES = {
     "kimi_k2": "DeepseekV3ForCausalLM",
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",

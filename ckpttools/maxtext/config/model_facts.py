@@ -24,7 +24,7 @@ _TOLERANCE = 1e-6
 _CONFIG, _ROPE = "config.", "rope."
 # A list with the kind of each layer, and a fact whether every N-th layer has full attention.
 LAYER_TYPES, CYCLE = "layer_types", "layer_types.full_every_"
-# Where the text model is in a multimodal configuration.
+# Fields of a multimodal configuration that contain the text model.
 _PARTS = (*TEXT_PARTS, "thinker_config")
 # The field is `rope_scaling` up to transformers 4 and `rope_parameters` since 5; with two kinds of layers, it
 # has one entry per kind. If a file has both, transformers uses the older one.
@@ -42,7 +42,7 @@ BY_LAYER = {
 }
 # The lists that show which layers have full attention.
 ATTENTION_LISTS = tuple(name for name, entry in BY_LAYER.items() if entry is not None)
-# Names in the older form.
+# Older names of fields.
 _OLD_NAMES = {"theta": ("rope_theta",), "local_theta": ("rope_local_base_freq",)}
 _TYPES = ("rope_type", "type")
 # Sections of positions in images. For text, the embedding is equivalent to the plain one.

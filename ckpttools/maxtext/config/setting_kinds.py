@@ -42,7 +42,7 @@ class Kind:
 
     @classmethod
     def of(cls, text: str) -> Kind:
-        """Parse a line of the list, such as `int>0?`."""
+        """Parse a kind as written in the list of settings, such as `int>0?`."""
         plain = text.removesuffix("?")
         if plain.startswith(_CHOICE):
             words = plain.removeprefix(_CHOICE).split(",")

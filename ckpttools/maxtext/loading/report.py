@@ -49,7 +49,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A rule that MaxText tried, in its order.
+    """One of the rules that MaxText tried, in order of precedence.
 
     Attributes:
         rule: The name of the rule.

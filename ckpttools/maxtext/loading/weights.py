@@ -264,7 +264,7 @@ def _adapter_problems(tree: Tree, settings: Settings) -> Iterator[Problem]:
             )
 
 
-# Arrays only of linear attention, in models whose layers newer versions stack by kind.
+# An array that only linear attention has, in models whose layers newer versions stack by kind.
 _DECAY = "A_log"
 
 

@@ -40,7 +40,7 @@ class LocalTrials:
     """Tests whether files can be linked into a directory by linking one file per group of similar files."""
 
     def __init__(self, directory: Path) -> None:
-        """Store the directory.
+        """Create a tester for links in a directory.
 
         Args:
             directory: Directory of the future links. Trials are made in its staging directory, so that

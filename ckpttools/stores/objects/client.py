@@ -96,7 +96,7 @@ class ObjectChangedError(Exception):
 
 
 class Access(NamedTuple):
-    """How to reach a bucket.
+    """The settings for accessing a bucket.
 
     Attributes:
         kind: Name of the class in `obstore.store`.

@@ -80,7 +80,7 @@ def length_in(text: str) -> int | None:
 
 
 class _Pinned(NamedTuple):
-    """Where the next response is expected from.
+    """The address for the next request, and the version that the response must have.
 
     Attributes:
         address: Target of the last redirects, which may be signed and valid for only a few minutes.
