@@ -53,7 +53,7 @@ The `model_type` in a model's `config.json` determines its family:
 
 def commands(command: click.Command, context: click.Context) -> Iterator[tuple[str, str]]:
     """Yield the full name and the help of every command, parents first."""
-    yield context.command_path, command.get_help(context)
+    yield context.command_path, click.unstyle(command.get_help(context))
     if isinstance(command, click.Group):
         for name in command.list_commands(context):
             child = command.get_command(context, name)
@@ -66,7 +66,9 @@ def commands_page() -> str:
     root = click.Context(main, info_name="ckpt", **{**main.context_settings, "terminal_width": 80})
     parts = [f"## `{name}`\n\n```\n{text}\n```\n" for name, text in commands(main, root)]
     # Headings of a lower level: a page has one section for each command.
-    parts += [f"### `ckpt help {name}`\n\n```\n{topic_text(root, name)}\n```\n" for name in TOPICS]
+    parts += [
+        f"### `ckpt help {name}`\n\n```\n{click.unstyle(topic_text(root, name))}\n```\n" for name in TOPICS
+    ]
     return "\n".join([COMMANDS, *parts])
 
 

@@ -112,7 +112,12 @@ def _numbers(
     if last is not None:
         result = finished_steps(source)[-last:] if last > 0 else ()
         if len(result) < last or last < 1:
-            raise UsageError(f"{source} has fewer finished steps", got=len(result), expected=last)
+            raise UsageError(
+                f"{source} has fewer finished steps",
+                got=len(result),
+                expected=last,
+                hint=f"{action('ls', str(source))} lists them",
+            )
         return result
     return steps_of(source, steps or ())
 

@@ -414,8 +414,8 @@ def _require_partial(destination: Location) -> None:
     if not directory.exists() and destination.exists():
         raise UsageError(
             f"there is nothing to resume: {destination} exists, and there is no unfinished conversion to it",
-            hint=f"inspect it with {action('doctor', str(destination))}; to replace it, pass "
-            f"{option('overwrite', True)} and leave {option('resume')} out",
+            hint=f"to replace it, use {option('overwrite', True)} instead of {option('resume')}; "
+            f"{action('doctor', str(destination))} checks whether it is complete",
         )
     if not directory.exists():
         raise UsageError(

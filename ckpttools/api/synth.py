@@ -14,7 +14,7 @@ from ckpttools.api.prepared import Prepared, Writing, command
 from ckpttools.api.sources import Source, Storing, float_dtype_of, location_of, opened, part_of, read_options
 from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DType
-from ckpttools.core.errors import FormatError, UsageError
+from ckpttools.core.errors import FormatError, MissingPathError, UsageError
 from ckpttools.core.message_terms import option
 from ckpttools.core.notes import Notes
 from ckpttools.core.options import declare
@@ -22,6 +22,7 @@ from ckpttools.formats.json_file import read_json
 from ckpttools.formats.registry import writer_options
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.maxtext.synthetic import has_omitted_towers, stitch_models, synthetic_model, text_model_of
+from ckpttools.model_families.registry import families
 from ckpttools.run.overlap_check import check_apart
 from ckpttools.stores.registry import LocationLike, parse
 
@@ -56,6 +57,9 @@ def synth(
     file = location / CONFIG if location.is_dir() else location
     try:
         config, expected = read_json(file.require_exists()), float_dtype_of(dtype)
+    except MissingPathError as error:
+        hint = f"name the {CONFIG} of a model, or its directory: the name of a family has no sizes"
+        raise error if str(location) not in families() else error.at(hint=hint) from error
     except FormatError as error:
         raise error.at(hint=f"name the {CONFIG} of a model, or its directory") from error
     tree = synthetic_model(config, seed, expected, str(file))

@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar, cast
 from ckpttools.array.lazy import LazyArray
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, NoSuchPathError, UsageError, listing, near_names
+from ckpttools.core.message_terms import action
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count
 
@@ -173,6 +174,7 @@ class Tree(Mapping[Path, Leaf]):
                 name, known
             )
             message, hint = "there is no such path", f"did you mean {' or '.join(near)}?" if near else ""
+            hint = hint or f"{action('inspect.names', self.metadata.location or 'PATH')} lists the names"
         return NoSuchPathError(message, location=self.metadata.location or None, got=name, hint=hint or None)
 
     def glob(self, *patterns: str) -> Tree:

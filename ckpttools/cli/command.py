@@ -40,6 +40,13 @@ class PanelOption(click.Option):
         self.panel = panel if declared is None else declared.panel
         self.is_shared = panel == GLOBAL_PANEL if declared is None else declared.is_shared
 
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        """Return the name of the option for errors, with the variable only if that has the value."""
+        source = ctx.get_parameter_source(self.name) if ctx is not None and self.name else None
+        if source is ParameterSource.ENVIRONMENT:
+            return super().get_error_hint(ctx)
+        return " / ".join(f"'{name}'" for name in self.opts)
+
 
 def _global_flag(*names: str, **settings: Any) -> PanelOption:
     name = names[-1].removeprefix("--")

@@ -47,10 +47,10 @@ def exit_code_of(end: BaseException, *, traceback: bool, as_json: bool = False) 
     """
     if isinstance(end, click.Abort):  # click raises Abort at the end of a file.
         end = end.__cause__ or end
-    if isinstance(end, click.NoSuchOption):
-        from ckpttools.cli.suggestions import explain_unknown_option
+    if isinstance(end, click.UsageError):
+        from ckpttools.cli.suggestions import explain_usage_error
 
-        end = click.UsageError(explain_unknown_option(end), end.ctx)
+        end = explain_usage_error(end)
     is_exit = isinstance(end, click.ClickException | Stopped)
     error = None if is_exit else _translate_click(end) or _describe_internal_error(end)
     with suppress(OSError):  # stderr may be closed.

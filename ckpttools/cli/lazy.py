@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from ckpttools.cli.command import BaseCommand, HelpFormatter
-from ckpttools.cli.suggestions import near_commands
+from ckpttools.cli.suggestions import find_near_synonym, find_synonym, near_commands
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -124,12 +124,16 @@ class LazyGroup(BaseCommand, click.Group):
     def suggest(self, ctx: click.Context, args: Sequence[str], known: Sequence[str]) -> str:
         """Suggest the command that is probably meant, here or one level below, or list all commands."""
         name = args[0]
+        if synonym := find_synonym(name):
+            return f"Did you mean {synonym}?"
         for group in known:
             command = self.get_command(ctx, group)
             if isinstance(command, click.Group) and name in command.list_commands(ctx):
                 return f"Did you mean '{group} {name}'?"
         if near := near_commands(name, known):
             return f"Did you mean {near[0]!r}?"
+        if synonym := find_near_synonym(name):
+            return f"Did you mean {synonym}?"
         there_are = f"Commands: {', '.join(known)}."
         if is_path(name):
             path = f"'ckpt {quote(name)}'"

@@ -25,7 +25,7 @@ from ckpttools.cli.error_boundary import (
 )
 from ckpttools.cli.lazy import Deferred, LazyGroup, has_written, is_path, is_writer, lazy_command
 from ckpttools.cli.output import choose, chosen, has_color, print_stderr, reset_choices, styled
-from ckpttools.cli.suggestions import ALIASES, find_synonym, translate_maxtext_script
+from ckpttools.cli.suggestions import ALIASES, translate_maxtext_script
 from ckpttools.core.details import log_detail
 from ckpttools.core.errors import CheckpointWarning, SeveralCheckpointsError, StepWarning, UsageError
 from ckpttools.core.plugins import entry_points_of, package_name
@@ -145,7 +145,7 @@ _GROUPS = {
         "demo": lazy_command("demo", "demo", "Convert a small model to MaxText and back, and load it."),
         "help": lazy_command("help", "help_command", "Show the help of a command, or of a topic."),
         "skill": lazy_command("skill", "skill", "Print a SKILL.md for coding agents."),
-        "completion": lazy_command("completion", "completion", "Print a shell completion script."),
+        "completion": lazy_command("completion", "completion", "Print or install a shell completion script."),
     },
 }
 _COMMANDS = {name: entry for group in _GROUPS.values() for name, entry in group.items()}
@@ -207,7 +207,7 @@ class _Root(LazyGroup):
         if line := translate_maxtext_script(args):
             raise click.UsageError(f"This is a MaxText command line. With ckpt: {line}", ctx)
         command = self.get_command(ctx, args[0])
-        is_only_path = command is None and is_path(args[0])
+        is_only_path = command is None and _is_meant_as_path(args)
         if is_only_path or (
             len(args) == 1 and command and _requires_arguments(command) and _is_checkpoint(args[0])
         ):
@@ -232,8 +232,6 @@ class _Root(LazyGroup):
         begun = find_unfinished(parse(name))
         if begun is not None:
             return f"Interrupted conversion: {next_step(begun)}."
-        if synonym := find_synonym(name):
-            return f"Did you mean {synonym}?"
         meant = super().suggest(ctx, args, known)
         return meant if meant.startswith("Did") else f"No path has this name either. {meant}"
 
@@ -289,6 +287,19 @@ def _is_json(words: Sequence[str]) -> bool:
         choose("jsonl", True)
     is_default = os.environ.get("CKPT_JSON", "").lower() in ("1", "true", "yes", "on")
     return "--jsonl" in words or "--json" in words or is_default
+
+
+def _is_meant_as_path(words: Sequence[str]) -> bool:
+    """Return whether the first word is a path, and not a mistyped command with the name of a directory.
+
+    A path is not followed by other words than options. RUN@STEP is a path that does not exist, whose error
+    names the step.
+    """
+    first, *rest = words
+    if "/" not in first and any(not word.startswith("-") for word in rest):
+        return False
+    run, at, _ = first.rpartition("@")
+    return is_path(first) or (bool(at and run) and is_path(run))
 
 
 def _requires_arguments(command: click.Command) -> bool:

@@ -34,7 +34,7 @@ Decorator = Callable[[CommandBody], CommandBody]
 
 # Positional arguments that help texts mention.
 _POSITIONALS = {"source": "SRC", "destination": "DST", "base": "BASE"}
-_EMPTY_MESSAGE = "the text is empty"
+_EMPTY_MESSAGE = "the text is empty; a shell variable may not be set"
 
 
 class ParsedText(ParamType):
@@ -93,6 +93,24 @@ class NonEmptyText(ParamType):
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         return value or self.fail(_EMPTY_MESSAGE, param, ctx)
+
+
+class Integer(ParamType):
+    """An integer within the limits of an option."""
+
+    name = "integer"
+
+    def __init__(self, option: Option) -> None:
+        self._option = option
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            number = int(value)
+        except ValueError:
+            number = None
+        if number is None or not self._option.allows(number):
+            self.fail(f"{value!r} is not {self._option.integers()}", param, ctx)
+        return number
 
 
 class LimitedFloat(click.FloatRange):
@@ -183,7 +201,7 @@ def _click_type(option: Option, is_parsed: bool) -> click.ParamType[Any]:
         return click.Choice(kind)
     least, most = option.least, option.most if option.below is None else option.below
     if kind is int:
-        return click.INT if least is None and most is None else click.IntRange(least, most)
+        return Integer(option)
     if kind is float:
         is_limited = least is not None or most is not None
         return LimitedFloat(least, most, max_open=option.below is not None) if is_limited else click.FLOAT

@@ -28,7 +28,9 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
 
 # Commands of other tools, with what to type instead. Text in quotes is a command.
 _COMMAND_SYNONYMS: Mapping[str, str] = {
-    **dict.fromkeys(("show", "head", "print", "values", "slice", "dump"), "'cat' to print values"),
+    **dict.fromkeys(
+        ("show", "head", "tail", "print", "values", "slice", "dump", "peek"), "'cat' to print values"
+    ),
     **dict.fromkeys(("identify", "what", "summary", "describe"), "'ckpt PATH'"),
     **dict.fromkeys(("rm", "delete", "remove", "clean", "gc", "purge"), "'prune' to delete steps of a run"),
     **dict.fromkeys(("mv", "move"), "'copy' to copy a checkpoint, or 'remap' to rename its arrays"),
@@ -54,7 +56,18 @@ _COMMAND_SYNONYMS: Mapping[str, str] = {
     **dict.fromkeys(("init", "random", "generate"), "'synth' for a randomly initialized model"),
     **dict.fromkeys(("models", "supported"), "'families'"),
     **dict.fromkeys(("resume", "continue"), "the interrupted command again, which resumes"),
-    "version": "'ckpt --version'",
+    **dict.fromkeys(("version", "about"), "'ckpt --version'"),
+    **dict.fromkeys(("to-hf", "to-huggingface", "to-transformers", "export-hf"), "'convert maxtext-to-hf'"),
+    **dict.fromkeys(("to-maxtext", "from-hf", "import-hf"), "'convert hf-to-maxtext'"),
+    **dict.fromkeys(("to-pytorch", "to-torch", "to-bin"), "'convert to-safetensors', which PyTorch loads"),
+    **dict.fromkeys(("to-zarr", "to-zarr2"), "'convert to-zarr3'"),
+    **dict.fromkeys(
+        ("to-gguf", "gguf"),
+        "'convert maxtext-to-hf', whose output llama.cpp's convert_hf_to_gguf.py converts",
+    ),
+    **dict.fromkeys(("bench", "benchmark", "profile", "time"), "'inspect chunks', which predicts load I/O"),
+    **dict.fromkeys(("train", "decode"), "'maxtext-config PATH --command train'"),
+    **dict.fromkeys(("exit-codes", "options", "environment"), "'ckpt help TOPIC'"),
     "open": "'ckpt PATH', or 'inspect tree'",
     "shard": "'reshard'",
     "optimizer": "'strip-optimizer'",
@@ -63,7 +76,9 @@ _COMMAND_SYNONYMS: Mapping[str, str] = {
 # Options of other tools, with ours in order of preference. The first one that the command has is suggested.
 _OPTION_SYNONYMS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("--force", "-f", "--replace", "--clobber"), ("--overwrite", "--yes", "--force")),
-    **dict.fromkeys(("--quiet", "--silent", "-q", "--no-verbose"), ("--no-progress",)),
+    **dict.fromkeys(("--silent", "--no-verbose", "--log-level"), ("--quiet", "--verbose")),
+    "--debug": ("--verbose",),
+    **dict.fromkeys(("--no-color", "--no-colors"), ("--color",)),
     **dict.fromkeys(
         ("--workers", "--num-workers", "--threads", "--processes", "--parallel", "-j", "-n"), ("--jobs",)
     ),
@@ -95,7 +110,6 @@ _OPTION_ADVICE: Mapping[str, str] = {
     ),
     **dict.fromkeys(("--input", "-i", "--source", "--src", "--model"), "The source is an argument."),
     **dict.fromkeys(("--device", "--device-map", "--cuda"), "No device is needed: leave it out."),
-    **dict.fromkeys(("--verbose", "-v", "--debug"), "`ckpt --traceback COMMAND` shows details of an error."),
     "--trust-remote-code": "No code of a model is ever run: leave it out.",
     "--json": "Put --json after the command: ckpt COMMAND --json.",
 }
@@ -141,7 +155,24 @@ _SETTING_OPTIONS: Mapping[tuple[str, str], str] = {
 
 def find_synonym(name: str) -> str | None:
     """Return what to type instead of another tool's command."""
-    return _COMMAND_SYNONYMS.get(name.lower().lstrip("-"))
+    return _COMMAND_SYNONYMS.get(_plain(name))
+
+
+def find_near_synonym(name: str) -> str | None:
+    """Return what to type instead of a misspelled command of another tool, or a misspelled alias."""
+    plain = _plain(name)
+    if len(plain) < _MIN_NEAR_LENGTH:
+        return None
+    near = get_close_matches(plain, [*ALIASES, *_COMMAND_SYNONYMS], n=1, cutoff=_NEAR_SYNONYM)
+    return next((f"'{item}'" if item in ALIASES else _COMMAND_SYNONYMS[item] for item in near), None)
+
+
+def _plain(name: str) -> str:
+    return name.lower().lstrip("-").replace("_", "-")
+
+
+# A misspelled synonym must be closer than a misspelled command, because the table has many short words.
+_NEAR_SYNONYM, _MIN_NEAR_LENGTH = 0.85, 3
 
 
 def near_commands(name: str, known: Iterable[str]) -> list[str]:
@@ -164,6 +195,7 @@ def translate_maxtext_script(words: Sequence[str]) -> str | None:
     settings = dict(_read_settings(words[launcher + 1 :]))
     if script is None and words[0] in _CONVERSIONS:
         script = next((_MAXTEXT_SCRIPTS.get(_script_name(word)) for word in words[1:2]), None)
+        script = script if settings else None
         if script is None and any(word.partition("=")[0] in _SETTINGS for word in words[1:]):
             is_export = words[0] == "maxtext-to-hf" or words[1] == "maxtext-to-hf"
             is_import = words[0] == "hf-to-maxtext" or words[1] == "hf-to-maxtext"
@@ -205,6 +237,39 @@ def _read_settings(words: Sequence[str]) -> Iterable[tuple[str, str]]:
             yield key.replace("-", "_"), value.lower() if is_switch else value
 
 
+# Metavars of missing arguments -> what to pass.
+_MISSING_ARGUMENTS: Mapping[str, str] = {
+    "SRC": "Pass the path of a checkpoint.",
+    "PATH": "Pass the path of a checkpoint.",
+    "DST": "Pass the path to write, after the source.",
+    "A": "Pass two checkpoints, or two steps of a run: RUN/1 RUN/2.",
+    "B": "Pass two checkpoints, or two steps of a run: RUN/1 RUN/2.",
+    "NAME[INDEX]": "`ckpt inspect tree PATH --flat` lists the names of the arrays.",
+    "NAME|FILE": "`ckpt families` lists the names.",
+    "ADAPTER": "Pass the base model, the adapter and the path to write.",
+}
+# Commands -> the option for another path after their arguments.
+_EXTRA_PATHS: Mapping[str, str] = {"verify": "--against"}
+
+
+def explain_usage_error(error: click.UsageError) -> click.UsageError:
+    """Return an error of the command line with what is probably meant."""
+    if isinstance(error, click.NoSuchOption):
+        return click.UsageError(explain_unknown_option(error), error.ctx)
+    ctx, message = error.ctx, error.format_message()
+    name = (ctx.command.name if ctx is not None else None) or ""
+    if isinstance(error, click.MissingParameter) and error.param is not None:
+        if isinstance(error.param, click.Option):
+            advice, _, _ = (error.param.help or "").partition(". ")
+        else:
+            advice = _MISSING_ARGUMENTS.get(error.param.metavar or (error.param.name or "").upper(), "")
+        return click.UsageError(f"{message} {advice}".rstrip(), ctx)
+    if message.startswith("Got unexpected extra argument") and name in _EXTRA_PATHS:
+        path = message.partition("(")[2].split(" ")[0].rstrip(")")
+        return click.UsageError(f"{message}. Did you mean {_EXTRA_PATHS[name]} {path}?", ctx)
+    return error
+
+
 def explain_unknown_option(error: click.NoSuchOption) -> str:
     """Return the message for an unknown option, with the option that is probably meant."""
     name, ctx = error.option_name, error.ctx
@@ -214,6 +279,10 @@ def explain_unknown_option(error: click.NoSuchOption) -> str:
             item for param in ctx.command.get_params(ctx) for item in (*param.opts, *param.secondary_opts)
         ]
     meant = [item for item in _OPTION_SYNONYMS.get(name, ()) if item in known]
+    if name == "--to" and ctx is not None and ctx.command.name in _CONVERSIONS:
+        return f"No such option: {name}. For another format, use ckpt convert to-FORMAT SRC DST."
+    if name.replace("-", "_") == "__scan_layers" and ctx is not None and "--no-scan" not in known:
+        return f"No such option: {name}. The layout is read from the checkpoint: leave it out."
     if name.replace("-", "_") == "__scan_layers" and "--no-scan" in meant and ctx is not None:
         settings = dict(_read_settings(split(str(ctx.meta.get(COMMAND_LINE_KEY, "")))))
         meant = ["--no-scan" if settings.get("scan_layers") == "false" else "--scan"]

@@ -116,7 +116,9 @@ def _chosen_states(
     for number in steps:
         if number not in states:
             raise UsageError(
-                f"step {number} does not exist", location=source, got=f"step {format_ranges(sorted(states))}"
+                f"step {number} does not exist",
+                location=source,
+                expected=f"one of {format_ranges(sorted(states))}",
             )
         if reason := state_fault(states[number]):
             raise _unfinished(states[number], reason)
@@ -216,8 +218,8 @@ class _RunRoot:
         """Raise an error if a requested step is missing or incomplete, or any step is damaged."""
         for number in steps or reasons:
             if number not in reasons:
-                got = f"step {format_ranges(reasons)}"
-                raise UsageError(f"step {number} does not exist", location=self.path, got=got)
+                existing = f"one of {format_ranges(reasons)}"
+                raise UsageError(f"step {number} does not exist", location=self.path, expected=existing)
             reason, step = reasons[number], self.steps[number]
             if reason is None:
                 continue

@@ -159,7 +159,9 @@ def _invalid_size(declared: object) -> UsageError:
 
 
 def format_size(nbytes: int) -> str:
-    """Format a size for `parse_size`: "1024MiB" for 1 << 30, and KiB or bytes for smaller sizes."""
+    """Format 1 << 30 as "1024MiB" and 8,000,000 as "8MB", as `parse_size` accepts; less in KiB or bytes."""
+    if nbytes and not nbytes % 10**6:
+        return f"{nbytes // 10**6}MB"
     if nbytes >> 10:
         return f"{nbytes >> 20}MiB" if nbytes >> 20 else f"{nbytes >> 10}KiB"
     return f"{nbytes} byte{'s' * (nbytes != 1)}"

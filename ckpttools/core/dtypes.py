@@ -252,13 +252,13 @@ def parse_dtype(text: str | DType) -> DType:
         return DTYPES[name]
     written = f"float{name[2:]}" if name.startswith("fp") else name
     near = near_names(written, DTYPES, 1)
-    if near and not near[0].startswith(written):
-        # "float8" is the start of seven names, not a misspelling of float64.
+    if near and (written.isalpha() or not near[0].startswith(written)):
+        # "float8" is the start of seven names, not a misspelling of float64, and "int" of several.
         near = [dtype for dtype in DTYPES if dtype.startswith(written)] or near
     raise UnknownNameError(
         f"unknown dtype {text!r}",
-        expected=None if near else ", ".join(DTYPES),
-        hint=f"did you mean {' or '.join(near)}?" if near else "use one of the names above",
+        expected=None if len(near) == 1 else f"one of {', '.join(near or DTYPES)}",
+        hint=f"did you mean {near[0]}?" if len(near) == 1 else None,
     )
 
 

@@ -34,6 +34,10 @@ RECORD = "ckpttools.json"
 """File in `SIDECAR_DIRECTORY` that records the names that the model used."""
 
 
+NOT_A_DIRECTORY = "not a directory"
+"""The reason of formats that are directories for a file, which says nothing about the file."""
+
+
 @validate_fields
 @dataclass(frozen=True)
 class ReadOptions:

@@ -17,6 +17,7 @@ from ckpttools.core.options import Option, parse_options
 from ckpttools.core.text import plural
 from ckpttools.formats.adapters import ADAPTER
 from ckpttools.formats.base import (
+    NOT_A_DIRECTORY,
     Format,
     OtherSteps,
     ReadOptions,
@@ -44,6 +45,7 @@ from ckpttools.formats.detect import (
 from ckpttools.formats.foreign import foreign_error, is_pipeline, other_kinds
 from ckpttools.formats.interrupted import begun_in, empty_error, interrupted_error, next_step
 from ckpttools.formats.known_formats import format_named, formats, writable
+from ckpttools.formats.orbax.steps import OrbaxItem, orbax_at
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import LocationLike
@@ -97,13 +99,34 @@ def not_opened(detected: Detected) -> FormatError:
         return FormatError(f"{path} is not a checkpoint yet", hint=next_step(left))
     if error := foreign_error(path):
         return error
+    if checkpoint := _checkpoint_above(path):
+        return FormatError(
+            f"{path} is a part of a checkpoint",
+            expected="the path of the checkpoint",
+            hint=f"pass {quote(str(checkpoint))}",
+        )
     reasons = dict(detected.reasons)
+    if not detected.is_directory:
+        reasons = {name: reason for name, reason in reasons.items() if reason != NOT_A_DIRECTORY}
     if detected.is_directory and "orbax" not in reasons:
         reasons = {"orbax": format_reason("orbax", path), **reasons}
     lines = [f"{name}: {reason}" for name, reason in reasons.items()]
     return FormatError(
         f"{path} is not a checkpoint of a known format{listing(lines)}", hint=_nothing_below(path)
     )
+
+
+# Levels between a file of a checkpoint and the checkpoint: d/data in an item, 0/items/d/data in a run.
+_MAX_LEVELS_ABOVE = 3
+
+
+def _checkpoint_above(path: Location) -> Location | None:
+    """Return the Orbax item that a file or directory is a part of."""
+    for _ in range(_MAX_LEVELS_ABOVE):
+        path = path.parent
+        if isinstance(orbax_at(path), OrbaxItem):
+            return path
+    return None
 
 
 def _several(

@@ -410,16 +410,22 @@ def _short_hints(
     for side in (item.side for item in expected):
         lacking = next((key for key in side.keys(lengths) if key not in arrays), None)
         for axis in side.axes if lacking else ():
-            short = sizes[axis].is_assumed or _lacks_last_layers(side, axis, lengths, arrays)
-            if short and axis not in hinted:
-                hinted.add(axis)
-                yield f"{lacking} is expected with {axis} {lengths[axis]} from {sizes[axis].source}"
+            size, count = sizes[axis], _count_leading(side, axis, lengths, arrays)
+            if axis in hinted or not (size.is_assumed or count):
+                continue
+            hinted.add(axis)
+            if size.is_assumed:
+                yield f"{lacking} is expected with {axis} {size.length} from {size.source}"
+            else:
+                yield f"{size.source} is {size.length}, but the arrays have {plural(count, axis)}"
 
 
-def _lacks_last_layers(side: Side, axis: str, lengths: Mapping[str, int], arrays: Collection[str]) -> bool:
-    """Return whether the first array along a key axis exists but the last one does not."""
+def _count_leading(side: Side, axis: str, lengths: Mapping[str, int], arrays: Collection[str]) -> int:
+    """Return how many of the first arrays along an axis of a side's key exist; 0 if the last one does."""
     if axis not in side.key.axes:
-        return False
+        return 0
     first = dict.fromkeys(side.key.axes, 0)
-    last = {**first, axis: lengths[axis] - 1}
-    return side.key.format(first, lengths) in arrays and side.key.format(last, lengths) not in arrays
+    keys = (side.key.format({**first, axis: index}, lengths) for index in range(lengths[axis]))
+    count = next((index for index, key in enumerate(keys) if key not in arrays), 0)
+    last = side.key.format({**first, axis: lengths[axis] - 1}, lengths)
+    return 0 if last in arrays else count

@@ -217,6 +217,7 @@ def stitch_models(towers: Tree, decoder: Tree) -> Tree:
             "the first model has no towers",
             location=location,
             expected="a multimodal model first, then the model with the new text model",
+            hint="pass the models in this order",
         )
     _check_text_models(text, other, towers, decoder)
     config_remarks = _check_configs(towers, decoder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -240,7 +241,7 @@ def _mapped(source: HuggingFaceSource, options: ToMaxText) -> tuple[Mapped, Scal
     """
     tree, arrays, drop, config = source.kept.tree, source.arrays, source.drop, source.config
     grids = native_grids(source.table, arrays, source.kept)
-    with refused_weights(grids.problems, config, source.location):
+    with refused_weights(grids.problems, config, source.location), _named_family(options, config):
         mapped = grids.table.to_left(arrays, drop, exact=options.exact)
     if config is not None:
         require_own_rows(
@@ -251,6 +252,19 @@ def _mapped(source: HuggingFaceSource, options: ToMaxText) -> tuple[Mapped, Scal
         )
     refuse_unmappable(_without_names(mapped.weights, grids.scales), config, source.location)
     return mapped, grids
+
+
+@contextmanager
+def _named_family(options: ToMaxText, config: Mapping[str, Any] | None) -> Iterator[None]:
+    """Name the user's choice of a family in an error about arrays that do not match it."""
+    name, model_type = options.model.family, (config or {}).get("model_type")
+    try:
+        yield
+    except NotCoveredError as error:
+        if name is None or model_type is None:
+            raise
+        hint = f"leave out {option('family', name)}: config.json has model_type {model_type}"
+        raise error.at(hint=f"{hint}. If {name} is right, {error.raw.hint}") from error
 
 
 def _state(mapped: Mapped, grids: ScaleGrids, options: ToMaxText) -> Tree:

@@ -23,7 +23,7 @@ from ckpttools.array.lazy import ByteSource
 from ckpttools.array.nodes import Stored, distinct_arrays
 from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import CheckpointError, FormatError, SourceChangedError
+from ckpttools.core.errors import CheckpointError, FormatError, SourceChangedError, UsageError
 from ckpttools.core.message_terms import action, option
 from ckpttools.core.region import Region, ceil_div
 from ckpttools.core.text import first_names
@@ -433,6 +433,12 @@ def read_plan(location: Location) -> PlanFile:
         StorageError: The file cannot be read.
     """
     location = location.absolute()
+    if location.is_dir():
+        raise UsageError(
+            f"{location} is a directory, not a plan",
+            expected=f"a file that {_writing_command()} wrote",
+            hint=f"{action('summary', str(location))} identifies it",
+        )
     return decoded(location.require_exists().read_bytes(), location)
 
 

@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import PurePosixPath
 
 from ckpttools.core.errors import CheckpointError, MissingPathError, StorageError, UsageError, near_names
+from ckpttools.core.text import format_ranges
 from ckpttools.stores.abilities import SupportsPut, SupportsRename, SupportsWalk, SupportsWrite
 from ckpttools.stores.base import LARGEST_WHOLE, DirEntry, File, FileKind, Status, Store
 
@@ -168,7 +169,9 @@ class Location:
         return self
 
     def spelling_hint(self) -> str:
-        """Return a hint with a similar path in the same local directory; "" if there is none."""
+        """Return a hint with a similar path in the same local directory."""
+        if step := self._step_hint():
+            return step
         missing = self
         while missing.store.scheme == "file" and missing.parent != missing:
             if missing.parent.is_dir():
@@ -181,6 +184,20 @@ class Location:
                 return f"did you mean {similar}?" if similar else "check the spelling of the path"
             missing = missing.parent
         return "check the spelling of the path"
+
+    def _step_hint(self) -> str:
+        """Return a hint for the name of a step that does not exist; "" for any other location."""
+        if self.store.scheme != "file":
+            return ""
+        run, at, step = self.name.rpartition("@")
+        if at and run and (self.parent / run).is_dir():
+            named = self.parent / run / step
+            return f"did you mean {named if named.exists() else self.parent / run}?"
+        if not self.name.isdecimal() or not self.parent.is_dir():
+            return ""
+        names = (entry.name for entry in islice(self.parent.entries(), _MAX_SIBLINGS))
+        steps = sorted(int(name) for name in names if name.isdecimal())
+        return f"the steps there are {format_ranges(steps)}" if steps else ""
 
     def exists(self) -> bool:
         """Return whether the location exists; raises StorageError if the store does not respond."""

@@ -340,7 +340,7 @@ def test_documented_transform_plugin_works(tmp_path):
     assert re.search(r"--every N +Keep every N-th layer", help["output"])
     assert "--compression" in help["output"]
     assert (wrong["code"], flat["code"], unlike["code"]) == (2, 3, 2)
-    assert "0 is not in the range x>=1" in wrong["output"]
+    assert "'0' is not an integer of at least 1" in wrong["output"]
     assert "this array has no axis of layers" in flat["output"]
     assert "Did you mean 'every-layer'?" in unlike["output"]
     (lines,) = code_blocks(ROOT / "docs" / "transforms.md", "sh")

@@ -152,7 +152,7 @@ class TestMessages:
         config = {**config_of("llama3.1"), "num_hidden_layers": 6}
         with pytest.raises(CoverageError) as caught:
             to_maxtext(Tree(tensors("llama3.1"), Metadata(location="model", config=config)), ToMaxText())
-        assert "layers.4.input_layernorm.weight is expected with layer 6 from" in caught.value.hint
+        assert "num_hidden_layers is 6, but the arrays have 4 layers" in caught.value.hint
 
 
 class TestParts:

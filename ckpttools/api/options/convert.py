@@ -38,8 +38,17 @@ def parse_format(name: str) -> str:
     """
     names = format_names()
     if name not in names:
-        raise UsageError(f"{name!r} is not one of {', '.join(names)}.")
+        other = _FRAMEWORKS.get(name.lower())
+        instead = f" To convert to {other[0]}, use {action(other[1])}." if other else ""
+        raise UsageError(f"{name!r} is not one of {', '.join(names)}.{instead}")
     return name
+
+
+# Frameworks, which are not formats: their usual names, and the functions that convert to them.
+_FRAMEWORKS = {
+    "maxtext": ("MaxText", "hf_to_maxtext"),
+    **dict.fromkeys(("hf", "huggingface", "hugging-face", "transformers"), ("Hugging Face", "maxtext_to_hf")),
+}
 
 
 def format_names() -> list[str]:

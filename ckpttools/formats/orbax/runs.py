@@ -25,7 +25,7 @@ from ckpttools.core.errors import (
 )
 from ckpttools.core.message_terms import action
 from ckpttools.core.text import first_and_last, natural_key, sample_names
-from ckpttools.formats.base import OtherSteps
+from ckpttools.formats.base import NOT_A_DIRECTORY, OtherSteps
 from ckpttools.formats.interrupted import begun_in, next_step
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.orbax.hosts import hosts_at
@@ -57,7 +57,7 @@ def why_not(path: Location) -> str | None:
         StorageError: `path` cannot be accessed.
     """
     if not path.is_dir():
-        return "not a directory"
+        return NOT_A_DIRECTORY
     path.entries()  # Raises StorageError if permission is denied.
     try:
         result = orbax_at(path)

@@ -26,7 +26,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.region import Region, Shape
-from ckpttools.formats.base import ReadOptions
+from ckpttools.formats.base import NOT_A_DIRECTORY, ReadOptions
 from ckpttools.formats.json_file import DEEPEST
 from ckpttools.formats.pieced import Piece, pieced
 from ckpttools.formats.read_only import ReadOnlyFormat, left_out
@@ -74,7 +74,7 @@ class DistributedFormat(ReadOnlyFormat):
 
     def why_not(self, path: Location) -> str | None:
         if not path.is_dir():
-            return "not a directory"
+            return NOT_A_DIRECTORY
         if (path / METADATA).is_file():
             return None
         if any(path.glob(f"*{SUFFIX}")):

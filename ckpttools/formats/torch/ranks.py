@@ -16,7 +16,7 @@ from ckpttools.core.errors import FormatError, UsageError, listing
 from ckpttools.core.notes import Notes
 from ckpttools.core.region import Region
 from ckpttools.core.text import plural, sample_names
-from ckpttools.formats.base import ReadOptions
+from ckpttools.formats.base import NOT_A_DIRECTORY, ReadOptions
 from ckpttools.formats.pieced import Piece, pieced
 from ckpttools.formats.read_only import ReadOnlyFormat, left_out
 from ckpttools.formats.sidecar_files import sidecar_config
@@ -47,7 +47,7 @@ class RanksFormat(ReadOnlyFormat):
 
     def why_not(self, path: Location) -> str | None:
         if not path.is_dir():
-            return "not a directory"
+            return NOT_A_DIRECTORY
         return None if _files(path) else "no model_world_size_N_rank_R.pt in it"
 
     def open(self, path: Location, options: ReadOptions) -> Tree:

@@ -15,7 +15,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.notes import Notes
 from ckpttools.core.region import Shape
-from ckpttools.formats.base import ReadOptions
+from ckpttools.formats.base import NOT_A_DIRECTORY, ReadOptions
 from ckpttools.formats.pieced import in_shape
 from ckpttools.formats.read_only import ReadOnlyFormat
 from ckpttools.formats.sidecar_files import sidecar_config
@@ -45,7 +45,7 @@ class UniversalFormat(ReadOnlyFormat):
 
     def why_not(self, path: Location) -> str | None:
         if not path.is_dir():
-            return "not a directory"
+            return NOT_A_DIRECTORY
         if _is_step(step_named(path, UNIVERSAL)) or missing_step(path, UNIVERSAL, _is_step):
             return None
         return f"no {_FOLDER} with parameters in it"

@@ -21,7 +21,7 @@ from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.notes import Notes
-from ckpttools.formats.base import ReadOptions
+from ckpttools.formats.base import NOT_A_DIRECTORY, ReadOptions
 from ckpttools.formats.read_only import ReadOnlyFormat
 from ckpttools.formats.sidecar_files import sidecar_config
 from ckpttools.formats.torch.archive import COPY_ALL, MOST_RANKS, SavedFile, checksums_in, saved_file
@@ -70,7 +70,7 @@ class ZeroFormat(ReadOnlyFormat):
 
     def why_not(self, path: Location) -> str | None:
         if not path.is_dir():
-            return "not a directory"
+            return NOT_A_DIRECTORY
         if _ranks(step_named(path, LATEST)):
             return None
         # If the step was converted to a universal checkpoint, that checkpoint is opened.

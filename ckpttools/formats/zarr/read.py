@@ -14,7 +14,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError
 from ckpttools.core.options import Option
 from ckpttools.formats import flat
-from ckpttools.formats.base import ReadOptions, Target, Writer
+from ckpttools.formats.base import NOT_A_DIRECTORY, ReadOptions, Target, Writer
 from ckpttools.formats.json_file import DEEPEST, read_json
 from ckpttools.formats.orbax.arrays import Arrays
 from ckpttools.formats.orbax.entries import Files
@@ -50,7 +50,7 @@ class Zarr3:
 
     def why_not(self, path: Location) -> str | None:
         if not path.is_dir():
-            return "not a directory"
+            return NOT_A_DIRECTORY
         if (path / TREE_FILE).is_file():
             return f"{TREE_FILE} identifies it as Orbax"
         return None if (path / DOCUMENT).is_file() else f"no {DOCUMENT} here"

@@ -21,7 +21,7 @@ from ckpttools.core.budget import check_memory
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError, counted_listing
 from ckpttools.core.notes import Notes
-from ckpttools.formats.base import ReadOptions
+from ckpttools.formats.base import NOT_A_DIRECTORY, ReadOptions
 from ckpttools.formats.flax.format import has_state_header, open_state
 from ckpttools.formats.flax.state import FlaxState
 from ckpttools.formats.json_file import DEEPEST, json_object, read_json
@@ -71,7 +71,7 @@ class BareFormat(ReadOnlyFormat):
 
     def why_not(self, path: Location) -> str | None:
         if not path.is_dir():
-            return "not a directory"
+            return NOT_A_DIRECTORY
         chain = _only_child_chain(path)
         # The names of subdirectories may be array keys.
         names = chain[0].names.union(*(item.files for item in chain))

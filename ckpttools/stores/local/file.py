@@ -366,7 +366,7 @@ def storage_error(doing: str, path: str | Path, error: OSError) -> StorageError:
     """Convert an OSError to a StorageError, keeping the system's message."""
     hints = {
         "PermissionError": "check who owns it and its mode bits",
-        "FileNotFoundError": "check the spelling of the path",
+        "FileNotFoundError": "check the path: its directory does not exist, or files cannot be created in it",
     }
     # A missing file of a checkpoint is not a mistake in the command, unlike a missing file that the user
     # names.
