@@ -260,6 +260,42 @@ class TestForeignObjects:
         run(*words)
         assert run("hash", target)
 
+    @pytest.mark.parametrize("name", ["0/items/_METADATA", "notes.txt"], ids=["changed", "beside"])
+    @pytest.mark.parametrize("moment", ["content/0/items/_METADATA", "content/0/commit_success.txt"])
+    def test_objects_written_before_the_replacement_are_kept(self, gcs, target, name, moment, monkeypatch):
+        """They appear after the old checkpoint was checked, while the index of the new one is written."""
+        run(*CONVERT, target)
+        words, take, left = (*CONVERT, target, "--no-scan", "--overwrite"), gcs.server.fault, [moment]
+        before = gcs.server.buckets[gcs.bucket].get(f"runs/out/{name}")
+
+        def write_too(request):
+            if left and request.startswith("PUT ") and request.endswith(left[0]):
+                left.clear()
+                gcs.server.put(gcs.bucket, f"runs/out/{name}", b"mine")
+            return take(request)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(gcs.server, "fault", write_too)
+            done = ckpt(*words)
+        assert done.exit_code == 2 and "another process" in done.output, done.output
+        objects = gcs.server.buckets[gcs.bucket]
+        assert objects[f"runs/out/{name}"].content == b"mine"
+        assert "runs/out/0/commit_success.txt" in objects
+        del objects[f"runs/out/{name}"]
+        if before is not None:
+            objects[f"runs/out/{name}"] = before
+        run(*words)
+        assert run("hash", target)
+
+    @pytest.mark.parametrize("moment", ["PUT .*journal/plan", "DELETE .*journal/plan"])
+    def test_false_precondition_failure_is_explained(self, gcs, target, moment):
+        gcs.server.faults = [Fault(moment, status=412, body="<Error><Code>PreconditionFailed</Code></Error>")]
+        done = ckpt(*CONVERT, target)
+        assert done.exit_code in (2, 5) and "internal error" not in done.output, done.output
+        gcs.server.faults = []
+        ckpt(*CONVERT, target)
+        assert run("hash", target)
+
     def test_foreign_objects_in_staging_are_not_published(self, gcs, target):
         run(*CONVERT, target)
         gcs.server.put(gcs.bucket, "runs/out.partial/content/mine", b"mine")

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 from ckpttools.core.dataclass import dataclass
 from ckpttools.stores.concurrency import map_in_threads, write_concurrency
 from ckpttools.stores.objects.client import Bucket
-from ckpttools.stores.objects.writing import delete, put, read
+from ckpttools.stores.objects.writing import TakenError, conflict_error, delete, put, read
 from ckpttools.stores.publishing import JobInfo, Record
 
 PLAN, PUBLISHING, PUBLISHED = "plan", "publishing", "published"
@@ -137,7 +137,11 @@ class ObjectJournal:
         self._put(f"{_LINKED}{uuid.uuid4().hex}", name)
 
     def _put(self, name: str, content: object) -> None:
-        put(self.bucket, f"{self.key}/{name}", json.dumps(content).encode())
+        key = f"{self.key}/{name}"
+        try:
+            put(self.bucket, key, json.dumps(content).encode())
+        except TakenError as error:
+            raise conflict_error(self.bucket, key) from error
 
     def remove(self, check: Callable[[], None]) -> None:
         """Remove all entries except the last, in an order that keeps the remaining work recognizable.

@@ -413,13 +413,15 @@ class ObjectWork:
             self.pending.put_all(self._put)
         else:
             if self.journal.replacing is None:
-                self.staging.check_taken(ObjectJournal(self._bucket, self.journal.key))
+                staging, old = self.staging, self.staging.inventory()
+                staging.check_taken(ObjectJournal(self._bucket, self.journal.key))
                 self.pending.put_all(self._put)
                 self.lock.renew()
-                staging = self.staging
-                self.journal = self.journal.note_replacing(
-                    staging.inventory(), staging.inventory(self._content)
-                )
+                # Only objects that were checked are deleted.
+                there = staging.inventory()
+                if changed := [name for name, item in there.items() if old.get(name) != item]:
+                    raise conflict_error(self._bucket, f"{staging.rest}/{min(changed)}")
+                self.journal = self.journal.note_replacing(old, staging.inventory(self._content))
             self._replace(*self.journal.replacing or ({}, {}))
         self.lock.renew()
         self.journal.note_published(self._checked_inventory())

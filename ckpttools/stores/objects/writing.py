@@ -184,6 +184,13 @@ def delete(bucket: Bucket, keys: Iterable[str]) -> None:
             bucket.ask(_DOING, key, partial(obstore.delete, paths=key), is_brief=True)
         except FileNotFoundError:
             continue
+        except ObjectChangedError as error:
+            raise StorageError(
+                f"cannot delete {bucket.uri(key)}",
+                got=str(error.__cause__).partition("\n")[0],
+                expected="no condition, as this deletion has none",
+                hint="look for the condition in the rules of the server or of a proxy before it",
+            ) from error
 
 
 def copy(bucket: Bucket, old: str, new: str) -> None:
