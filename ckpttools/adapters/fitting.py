@@ -211,7 +211,7 @@ def _split_factor(
             got=f"factors of rank {factor.rank} for {count} experts",
             expected=f"as many as {module}.*.{parts[0]}.weight",
         )
-    # The expert is the fastest axis of B.
+    # Along the columns of B, the expert index varies fastest.
     b = relayout(factor.b, ((outputs,), (factor.rank, count)), (0, 1, 2), (1, 1, 1))
     length = outputs // len(parts)
     for expert in range(count):

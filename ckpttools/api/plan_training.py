@@ -363,7 +363,7 @@ class HostBytes(NamedTuple):
 
 
 def host_bytes(state: TrainingState, hosts: int, slices: int, mesh: MeshShape | None) -> HostBytes:
-    """Return the bytes of each host according to the shardings of the saved state."""
+    """Return the number of bytes of each host according to the shardings of the saved state."""
     stored = stored_shardings(state.tree) if state.is_exact else {}
     named = {path: item for path, item in stored.items() if item.mesh}
     even = -(-state.nbytes // hosts)

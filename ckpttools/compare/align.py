@@ -303,9 +303,9 @@ def _with_what_both_have(
     *,
     is_conversion: bool,
 ) -> Pairing[LazyArray]:
-    """Return both sides.
+    """Pair the arrays of both sides, without training state that only one side has.
 
-    Arrays that only a training state has are differences, except the step of a conversion.
+    With `options.lists_state`, it counts as a difference instead, except the step of a conversion.
     """
     a, b = dict(first.arrays), with_joints_of(second.arrays, first.arrays)
     remarks = [Remark(text, "A") for text in first.remarks] + [Remark(text, "B") for text in second.remarks]

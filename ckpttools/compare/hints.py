@@ -118,7 +118,7 @@ def _are_floats(name: str, both: Pairing[LazyArray]) -> bool:
 def after_diff(
     result: Collection[ArrayDiff], arrays: Mapping[str, LazyArray], a: str, b: str
 ) -> tuple[str, ...]:
-    """Return hints after `diff`.
+    """Return hints about the likely reasons for the differences that `diff` found.
 
     Args:
         result: The differences, with causes.

@@ -167,7 +167,7 @@ _FLOAT32, _BOOL = np.dtype(np.float32), np.dtype(np.bool_)
 
 Sides = tuple[np.ndarray, np.ndarray]
 Dtypes = tuple[DType, DType]
-"""Elements of both sides."""
+"""Dtypes of both sides."""
 
 
 def deviation_in_float32(

@@ -46,7 +46,7 @@ _EXTRA_BYTES: ContextVar[int] = ContextVar("extra_bytes", default=0)
 
 
 def baseline_bytes() -> int:
-    """Return the bytes that are resident before anything is opened."""
+    """Return the number of bytes that are resident before anything is opened."""
     return BASELINE_BYTES + _EXTRA_BYTES.get()
 
 

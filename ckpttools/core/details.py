@@ -12,7 +12,7 @@ LOGGER = "ckpttools"
 
 
 def log_detail(text: str, *values: object) -> None:
-    """Log a detail.
+    """Log a detail of the work for programs that listen to this package's logger.
 
     Args:
         text: Text with a `%s` for each value.

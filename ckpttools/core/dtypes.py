@@ -84,7 +84,7 @@ class DType:
 
     @property
     def number_bytes(self) -> int:
-        """Return the bytes of an element, or of each part of a complex element."""
+        """Return the size of an element in bytes, or of each part of a complex element."""
         return self.itemsize // 2 if self.kind == "complex" else self.itemsize
 
     @property

@@ -14,7 +14,7 @@ def current_bytes() -> int | None:
 
 
 def private_bytes() -> int | None:
-    """Return the bytes that this process does not share with other processes, such as its parent."""
+    """Return the number of bytes that this process shares with no other process, such as its parent."""
     return _read_bytes(_SHARES, "Private_Dirty:")
 
 

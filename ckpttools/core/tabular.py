@@ -68,7 +68,7 @@ def _is_shown(column: str, rows: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _table_html(head: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], total: int) -> str:
-    """Return an HTML table.
+    """Return rows as an HTML table with a text above it.
 
     Args:
         head: Text above the table.

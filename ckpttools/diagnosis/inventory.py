@@ -360,7 +360,7 @@ class _Walk:
     def _step_into(self, path: Location, depth: int) -> None:
         if find_leftover(path) is not None:
             self._leftovers.append(path)
-        # The finding about the prune's directory, which is a leftover, already names this one.
+        # The directory of an interrupted prune is a leftover, and its finding already names this step.
         elif depth < _DEEPEST and not Step(path).is_being_deleted:
             self.visit(path, depth + 1)
 

@@ -166,7 +166,7 @@ class Room:
             return True
 
     def give(self, nbytes: int) -> None:
-        """Release bytes."""
+        """Release reserved bytes."""
         with self._lock:
             self._used -= nbytes
 

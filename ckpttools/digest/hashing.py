@@ -107,7 +107,7 @@ class CarriesOut(Protocol):
 
 
 def hashing_bytes(tree: Tree) -> int:
-    """Return the bytes that `run_hashing` needs in addition to the plan of a tree."""
+    """Return the memory in bytes that `run_hashing` needs in addition to the plan of a tree."""
     return Digester(Selection().arrays(tree), DEFAULT_ALGORITHM).nbytes
 
 

@@ -7,7 +7,7 @@ spec   axis0                 the array's first axis over the whole mesh; axis-1 
        axis0=0,axis1=1       the first axis over the mesh axis 0, the second over 1
        layer                 the axis on which layers are stacked, over the whole mesh
        replicated            all of every array on every device
-       P('fsdp', None)       as in JAX; names may stand without quotes, P(('data', 'fsdp')) joins axes
+       P('fsdp', None)       as in JAX; quotes may be omitted, and P(('data', 'fsdp')) joins axes
 """
 
 from __future__ import annotations

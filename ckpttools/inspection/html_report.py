@@ -190,7 +190,7 @@ _SCRIPTS = ("format", "contents", "elements", "facts", "treemap", "heatmap", "hi
 
 
 def page(contents: Mapping[str, Any], title: str) -> str:
-    """Return the HTML.
+    """Return the HTML of the report.
 
     Args:
         contents: Result of `ckpttools.inspection.html_report.contents`.

@@ -230,7 +230,7 @@ class PlanFile:
         return list(accumulate(self._counts, initial=0))
 
     def bytes_of_tasks(self, numbers: Iterable[int]) -> int:
-        """Return the bytes that tasks read and write.
+        """Return the number of bytes that tasks read and write.
 
         The bytes of a group are divided evenly among its tasks.
         """

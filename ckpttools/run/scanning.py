@@ -47,7 +47,7 @@ class Visit(Protocol[Result_co]):
     def __call__(
         self, index: int, region: Region, values: tuple[np.ndarray, ...], scratch: Scratch
     ) -> Result_co:
-        """Inspect one piece.
+        """Inspect a piece and return the result.
 
         Args:
             index: Index of the item.

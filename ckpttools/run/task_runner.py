@@ -29,11 +29,11 @@ def run_task(
     scratch: Scratch,
     watch: Watch = lambda path, region, values: None,
 ) -> tuple[Mapping[Shape, Range], str]:
-    """Do a task.
+    """Run a task.
 
     Args:
         plan: The plan of the task.
-        task: The task.
+        task: The task to run.
         files: Writes the output.
         buffer: Memory of `plan.buffer_bytes`.
         scratch: Memory of `plan.scratch_bytes`.
@@ -127,10 +127,10 @@ def _location(placement: Placement, index: Shape, encoded: bytes, files: Sink) -
 
 
 class TaskRunner(Protocol):
-    """A worker that does tasks one after the other."""
+    """A worker that runs tasks one after the other."""
 
     def __call__(self, number: int, sink: Sink) -> FinishedTask:
-        """Do a task.
+        """Run a task.
 
         Args:
             number: Index of the task in its plan.

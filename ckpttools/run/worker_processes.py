@@ -63,7 +63,7 @@ class ProcessRunner:
     """Does tasks in a forked process."""
 
     def __init__(self, plan: Plan, sink: Callable[[], Sink], others: Sequence[ProcessRunner]) -> None:
-        """Fork the process.
+        """Fork a process that runs tasks of the plan.
 
         Args:
             plan: The plan of the tasks.

@@ -51,7 +51,7 @@ class PruneJournal:
     version: int = _VERSION
 
     def begin(self, run: Location) -> None:
-        """Write the journal.
+        """Write the journal, which marks the start of the prune.
 
         Raises:
             UsageError: Another prune was interrupted.

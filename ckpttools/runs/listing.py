@@ -114,7 +114,7 @@ class StepListing:
 
     @property
     def kind(self) -> str:
-        """Kinds of the trees."""
+        """The kinds of the step's trees, separated by commas."""
         kinds = dict.fromkeys(item.kind for item in self.items if item.kind not in ("files", "metrics"))
         return ", ".join(kinds)
 

@@ -38,7 +38,7 @@ class Removal:
     journal: PruneJournal
 
     def carry_out(self) -> tuple[str, ...]:
-        """Do the remaining work.
+        """Carry out the remaining work of the prune.
 
         Returns:
             Descriptions of steps that were left alone, with reasons.

@@ -140,11 +140,11 @@ class LoadPlan:
 
 
 def plan_load(expected: Request, sharing: ReadSharing, *, memory: int, notes: Notes) -> LoadPlan:
-    """Plan a load.
+    """Plan how this process loads the requested arrays.
 
     Args:
         expected: The arrays and their placements.
-        sharing: How processes share reading.
+        sharing: Options for sharing reads among processes.
         memory: Bytes of host memory, in addition to the result.
         notes: Notes for the user, in addition to those of the request.
 

@@ -52,7 +52,7 @@ class MeshShape:
 
 
 def parse_mesh(text: str) -> MeshShape:
-    """Parse a mesh.
+    """Parse the text of a mesh, such as "8", "4x2" or "data=4,fsdp=2".
 
     Raises:
         UsageError: The text is not a mesh.
@@ -109,9 +109,9 @@ def _smallest_factor(number: int) -> int:
 
 
 Spec = tuple[tuple[str, ...], ...]
-"""A partition spec.
+"""A partition spec: for each axis of an array, the mesh axes over which it is sharded.
 
-A partition spec. Axes of the array beyond the last entry are not sharded, as in `jax.sharding.PartitionSpec`.
+Axes of the array beyond the last entry are not sharded, as in `jax.sharding.PartitionSpec`.
 """
 
 _EXPECTED_SPEC = "such as P('fsdp', None) or P(('data', 'fsdp'))"
