@@ -233,7 +233,7 @@ _MOST_NEAR = 20
 
 @dataclass(frozen=True, slots=True)
 class FamilyFinding:
-    """A problem in a family.
+    """A problem found in a family definition.
 
     Attributes:
         kind: "row", "key", "axis", "flag", "size", "formula", "label", "spelling" or "op" for a problem in

@@ -71,7 +71,7 @@ class WeightsLocation:
     def unnamed(self) -> tuple[str, ...]:
         """Files of the same series that are not in the index; empty where listing takes a request."""
         if self.named is None or self.folder.store.scheme != "file":
-            return ()  # In such stores, listing takes a request.
+            return ()  # Listing a remote directory takes a request.
         series = {_series_of(name) for name in self.names} - {None}
         others = sorted({*visible_files(self.folder)} - {*self.names}) if series else []
         return tuple(name for name in others if _series_of(name) in series)

@@ -122,7 +122,7 @@ def rows(text: str) -> tuple[Row, ...]:
 def _row(
     left: Side, right: Side, options: Mapping[str, Any], below: tuple[Key, Key] = NOWHERE, **flags: str
 ) -> Row:
-    """Parse a row below a heading."""
+    """Create a row whose keys are below the keys of a heading."""
     names = {word: single_spaced(names, options.get(word, "")) for word, names in flags.items()}
     return Row(left.below(below[0]), right.below(below[1]), **{**options, **names})
 

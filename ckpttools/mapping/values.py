@@ -335,7 +335,7 @@ def _apply_to_carriers(
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """A right array that no file contains, with every element equal to `number`, in float32."""
+    """A float32 array on the right side that no file contains; every element equals `number`."""
 
     number: float
 

@@ -286,7 +286,7 @@ def _with_one_rope(config: Mapping[str, Any]) -> dict[str, Any]:
     kind, base = str(config.get("model_type")), config.get(_THETA)
     has_local = kind.startswith("gemma3") or kind == "olmo3"
     if has_local and _LOCAL not in stated and FULL_ATTENTION not in stated:
-        stated = {}  # transformers ignores parameters that are not grouped by layer type
+        stated = {}  # transformers ignores parameters that are not grouped by layer type.
     # In other cases, the older name replaces the newer one.
     result = {**stated, **scaling} if has_local else scaling or stated
     if kind == "deepseek_v4" and not all(isinstance(result.get(name), Mapping) for name in _V4_ROPES):

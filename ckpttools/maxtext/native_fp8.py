@@ -43,7 +43,7 @@ IGNORES_SCALES = (
     "from_pretrained of MaxText 0.2.5 (SFT, DPO, distillation, decoding) ignores the scales and computes "
     "with the unscaled values, without an error"
 )
-"""This was measured."""
+"""An observed limitation of MaxText, for messages."""
 # The dtypes that MaxText accepts for quantized weights.
 CODES = frozenset(("float8_e4m3fn", "float8_e5m2"))
 # Modules of latent attention, which 0.2.5 creates without a block size.

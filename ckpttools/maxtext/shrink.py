@@ -225,7 +225,7 @@ class _ModelCutter:
             new, array = result
             to = None if new is None else (*head, *(new.split(".") if self.rows.is_left else [new]), *tail)
             key = (DECODER, *name.split(".")[1:2])
-            # Some experts that have their own names are removed from a layer that stays.
+            # A layer stays even if some of its separately named experts are removed.
             layers[key] = layers.get(key) or (to and to[len(head) : len(head) + 2])
             if to is not None:
                 leaves[to] = array

@@ -212,7 +212,7 @@ def _is_per_layer(name: str, value: list[Any], count: int, predicting: int) -> b
     Raises:
         ConfigError: A list that must have one entry per layer is shorter, or an unknown list has this length.
     """
-    is_known = name in BY_LAYER and bool(value)  # transformers replaces an empty list (Llama 4)
+    is_known = name in BY_LAYER and bool(value)  # transformers replaces an empty list (Llama 4).
     is_enough = len(value) >= count if is_known else len(value) in (count, count + predicting)
     if name.endswith(_UNRELATED_LISTS) or is_known == is_enough:
         return is_known

@@ -189,7 +189,7 @@ def _wrong_direction_error(
 
 
 def conversion_of(tree: Tree) -> Literal["hf_to_maxtext", "maxtext_to_hf"] | None:
-    """Return the name of the function that converts a model; None if its names and files do not tell.
+    """Return the name of the function that converts a model; None if this cannot be determined.
 
     Raises:
         FormatError: The tree is an adapter, contains unmerged adapters, or is a component of a pipeline.

@@ -169,7 +169,7 @@ def with_head_compared(error: CoverageError, tree: Tree, options: ToMaxText, mem
     else:
         got = f"{names.head} differs from {names.embedding}: {deviation}"
         hint = f"{option('tied', 'keep')} keeps both"
-    # The comparison has settled the choice that the other sentences explain.
+    # Omit reasons about the `tied` option, because the comparison has already decided it.
     reasons = [reason for reason in coverage.reasons if "tied" not in option_names(reason)[:1]]
     return error.at(got=got, hint="; ".join((hint, *reasons)))
 

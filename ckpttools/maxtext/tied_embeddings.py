@@ -33,7 +33,7 @@ class Head:
 
 
 LEFT_HEAD = Head(keystr(EMBEDDING), keystr(HEAD))
-"""The names in MaxText, with keys joined by "/"."""
+"""Names of arrays in MaxText, with keys joined by "/"."""
 
 
 def right_head(family: Family, spelling: Spelling) -> Head | None:

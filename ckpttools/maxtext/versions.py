@@ -93,7 +93,7 @@ VERSIONS: Mapping[str, Version] = {
 
 
 def version_called(name: str) -> Version:
-    """Return the version with this name.
+    """Return the MaxText version with this name.
 
     Raises:
         UnknownNameError: The version is unknown.

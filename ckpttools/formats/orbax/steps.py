@@ -41,7 +41,7 @@ PRUNE_DIRECTORY = ".ckpttools-prune"
 DELETING = "deleting"
 """Directory below `PRUNE_DIRECTORY` for incomplete steps; in a bucket, for files that name such steps."""
 _TREE_HANDLERS = ("PyTree", "Standard")
-# Names of items in trainers and examples.
+# Common item names, from trainers and examples.
 _USUAL_ITEMS = frozenset(
     (
         *("items", "default", "state", "train_state", "params", "model", "model_params", "weights", "pytree"),

@@ -160,7 +160,7 @@ def _are_whole(value: object) -> TypeGuard[list[int]]:
 
 @lru_cache(maxsize=1024)
 def _shared(shape: Shape) -> Shape:
-    """Return one shared object for all equal shapes."""
+    """Return the same object for equal shapes, to save memory."""
     return shape
 
 

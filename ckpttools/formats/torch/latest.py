@@ -30,7 +30,7 @@ def step_named(path: Location, latest: str) -> Location:
 
 
 def missing_step(path: Location, latest: str, is_step: Callable[[Location], object]) -> FormatError | None:
-    """Return an error if a file names a missing step although other steps exist; None otherwise.
+    """Return an error if a file names a missing step but other steps exist; None otherwise.
 
     Args:
         path: The directory of steps.

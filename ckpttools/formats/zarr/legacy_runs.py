@@ -24,7 +24,7 @@ STATE = "checkpoint"
 
 @dataclass(frozen=True)
 class LegacyRun:
-    """A directory with steps of Orbax before `_METADATA`.
+    """A directory of steps from Orbax versions before `_METADATA`.
 
     Attributes:
         path: The directory.

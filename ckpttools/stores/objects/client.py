@@ -449,7 +449,7 @@ class _Pages:
         self.result: list[Object] = []
 
     def resume(self) -> str | None:
-        """Return the path after which the listing continues; None restarts it, discarding its objects."""
+        """Return the path to continue after; None if the listing must restart, discarding its objects."""
         if not self._is_sorted:
             self.result, self._last, self._is_sorted = [], "", True
         return self._last or None
