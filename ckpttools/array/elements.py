@@ -1,20 +1,13 @@
-"""Convert elements between dtypes: to floating-point numbers for arithmetic, and rounded to bfloat16.
-
-The casts of ml_dtypes hold the interpreter lock: 4,000 casts of 65,536 numbers take 0.12 s in one thread, but
-0.25 s in each of two threads. They are used only if the process has a single thread, where they take 0.08 ns
-per element to float32 and 0.41 ns back; integer arithmetic takes 0.13 and 0.54. The bits are the same.
-"""
+"""Conversion of elements of any dtype to floating-point numbers that numpy can compute with."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
-from math import prod
-from threading import active_count, local
 
 import numpy as np
 
-from ckpttools.core.dtypes import DTYPES, DType
+from ckpttools.array import rounding
+from ckpttools.core.dtypes import DType
 
 
 def wide(dtype: DType) -> np.dtype[np.generic]:
@@ -31,7 +24,7 @@ def widen(values: np.ndarray, dtype: DType, out: np.ndarray) -> None:
         out: Destination of the same shape in `wide(dtype)`; float32 elements may stay float32.
     """
     if dtype.name == "bfloat16":
-        widen_bfloat16(values.view(dtype.numpy), out)
+        rounding.widen(values.view(dtype.numpy), out)
     elif dtype.name in _NARROW and all_finite(values, dtype):
         _widen_narrow(values, dtype, out)
     elif dtype.itemsize == 1:
@@ -127,80 +120,3 @@ def table(dtype: DType) -> np.ndarray:
         carriers &= np.uint8((1 << dtype.bits) - 1)
     with np.errstate(invalid="ignore"):
         return carriers.view(dtype.numpy).astype(np.float32)
-
-
-def as_float32(values: np.ndarray) -> np.ndarray:
-    """Convert floating-point elements of up to 32 bits to float32; return float32 arrays unchanged."""
-    import numpy as np
-
-    if values.dtype != DTYPES["bfloat16"].numpy or is_only_reference():
-        return values.astype(np.float32, copy=False)
-    bits = values.view(np.uint16).astype(np.uint32)
-    return np.left_shift(bits, 16, out=bits).view(np.float32)
-
-
-def widen_bfloat16(values: np.ndarray, out: np.ndarray) -> None:
-    """Convert floating-point elements into `out`, a float32 or float64 array that can represent them."""
-    import numpy as np
-
-    if values.dtype == DTYPES["bfloat16"].numpy and out.dtype == np.float32:
-        if is_only_reference():
-            np.copyto(out, values)
-            return
-        bits = out.view(np.uint32)
-        np.copyto(bits, values.view(np.uint16))
-        np.left_shift(bits, 16, out=bits)
-    else:
-        np.copyto(out, as_float32(values) if values.itemsize < 4 else values, casting="same_kind")
-
-
-def round_to(dtype: DType, numbers: np.ndarray, out: np.ndarray, spare: np.ndarray | None = None) -> None:
-    """Write numbers into `out`, rounded to nearest, ties to even.
-
-    Args:
-        dtype: A floating-point dtype of at most 32 bits.
-        numbers: The float32 numbers to round.
-        out: Destination of the same shape for carriers of `dtype`, with any strides.
-        spare: Temporary uint32 array of the same shape; None uses memory of the current thread.
-    """
-    import numpy as np
-
-    if dtype.name == "float32":
-        out[...] = numbers.view(np.uint32)
-    elif dtype.name != "bfloat16" or is_only_reference() or np.isnan(np.max(numbers, initial=-np.inf)):
-        np.copyto(out.view(dtype.numpy), numbers, casting="unsafe")
-    else:
-        # Add half a unit in the last place minus one bit, plus one bit if the last place is odd.
-        bits = numbers.view(np.uint32)
-        built = np.right_shift(
-            bits, 16, out=reusable_buffer(bits.shape, bits.dtype) if spare is None else spare
-        )
-        np.bitwise_and(built, 1, out=built)
-        np.add(built, 0x7FFF, out=built)
-        np.add(built, bits, out=built)
-        np.copyto(out, np.right_shift(built, 16, out=built), casting="unsafe")
-
-
-def is_only_reference() -> bool:
-    """Return whether there is only one Python thread, so that nothing waits for the interpreter lock."""
-    return active_count() == 1
-
-
-_KEPT = local()
-_MOST_KEPT = 1 << 20
-
-
-def reusable_buffer(shape: Sequence[int], dtype: np.dtype[np.generic]) -> np.ndarray:
-    """Return temporary memory; a thread gets the same small buffer in each call.
-
-    Rounding takes 2.1 ns per element with a new array, which needs new pages, and 0.5 with a reused buffer.
-    """
-    import numpy as np
-
-    nbytes = prod(shape) * dtype.itemsize
-    if nbytes > _MOST_KEPT:
-        return np.empty(shape, dtype)
-    if not hasattr(_KEPT, "spare"):
-        _KEPT.spare = np.empty(_MOST_KEPT, np.uint8)
-    built: np.ndarray = _KEPT.spare[:nbytes].view(dtype).reshape(shape)
-    return built

@@ -14,10 +14,10 @@ from math import frexp
 from typing import TYPE_CHECKING
 
 from ckpttools.array import read_blocks
-from ckpttools.array.elements import round_to
 from ckpttools.array.lazy import Composite, ElementwiseCombination, LazyArray, ReadCost
 from ckpttools.array.read_blocks import subview
 from ckpttools.array.relayout import Permutation, Relayout, relayout, reshape_in_order, swap_last_axes
+from ckpttools.array.rounding import round_to
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import ShapeError

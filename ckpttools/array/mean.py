@@ -7,9 +7,9 @@ from math import frexp, fsum, isclose, ldexp
 from typing import TYPE_CHECKING
 
 from ckpttools.array import read_blocks
-from ckpttools.array.elements import widen_bfloat16
 from ckpttools.array.lazy import ElementwiseCombination, LazyArray
 from ckpttools.array.read_blocks import subview
+from ckpttools.array.rounding import widen
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import ShapeError
@@ -116,7 +116,7 @@ def _add(total: np.ndarray, values: np.ndarray, weight: float, spare: np.ndarray
 
     terms = total if spare is None else spare
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-        widen_bfloat16(values, terms)
+        widen(values, terms)
         if weight != 1:
             np.multiply(terms, weight, out=terms)
         if spare is not None:

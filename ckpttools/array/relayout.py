@@ -10,8 +10,6 @@ from math import prod
 from types import EllipsisType
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from ckpttools.array import read_blocks
 from ckpttools.array.lazy import Derived, LazyArray, ReadCost
 from ckpttools.array.read_blocks import subview
@@ -21,6 +19,8 @@ from ckpttools.core.errors import ShapeError
 from ckpttools.core.region import Region, Shape, split_evenly
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from ckpttools.array.scratch import Scratch
 
 

@@ -7,11 +7,13 @@ every task, so peak memory is the sum of the workers' blocks, whatever the size 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
 
 import numpy as np
+
+from ckpttools.core.tally import add_counts
 
 ALIGNMENT = 4096
 
@@ -37,7 +39,7 @@ class Scratch:
         return self._block.nbytes
 
     def tally(self, told: Mapping[str, float]) -> None:
-        """Add counts to the tally, as `ckpttools.array.scratch` does."""
+        """Add counts to the tally, as `ckpttools.core.tally` does."""
         add_counts(self.counts, told)
 
     def take_counts(self) -> Mapping[str, float]:
@@ -65,18 +67,3 @@ class Scratch:
             yield self._block[bottom : bottom + count].view(dtype).reshape(shape)
         finally:
             self._top = bottom
-
-
-# Prefix of counters that are merged by maximum instead of sum.
-LARGEST = "largest_"
-
-
-def add_counts(tally: MutableMapping[str, float], told: Mapping[str, float]) -> None:
-    """Add the counters of a part to a tally, in place."""
-    for name, number in told.items():
-        if name not in tally:
-            tally[name] = number
-        elif name.startswith(LARGEST):
-            tally[name] = max(tally[name], number)
-        else:
-            tally[name] += number

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from ckpttools.array.elements import as_float32, round_to
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Constant, ElementOp
+from ckpttools.array.rounding import as_float32, round_to
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import MappingError

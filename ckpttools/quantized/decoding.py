@@ -10,11 +10,11 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttools.array.dequantized import Dequantized, DequantizedPiece
-from ckpttools.array.elements import round_to
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Constant, swap_last_axes
 from ckpttools.array.read_blocks import page
 from ckpttools.array.relayout import reshape_array
+from ckpttools.array.rounding import round_to
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import DamagedScalesError

@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from ckpttools.array.blockwise import NonFiniteError, error_sums
-from ckpttools.array.elements import as_float32
+from ckpttools.array.rounding import as_float32
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
 

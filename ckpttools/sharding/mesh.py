@@ -11,14 +11,15 @@ import ast
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import isqrt, prod
-from typing import Any
-
-import jax
+from typing import TYPE_CHECKING, Any
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ShapeError, UsageError, did_you_mean
 from ckpttools.core.region import Shape
 from ckpttools.formats.zarr.chunking import LARGEST, SMALLEST
+
+if TYPE_CHECKING:
+    import jax
 
 _EXPECTED_MESH = "such as 8, 4x2 or data=4,fsdp=2"
 _LENGTH = re.compile(r"\s*[1-9][0-9]{0,17}\s*")

@@ -16,14 +16,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from itertools import count
-from typing import Any, TypeVar
-
-import jax
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import OtherProcessError, UsageError
 from ckpttools.core.message_terms import action, option
 from ckpttools.plan.parts import Part, invalid_process_numbers
+
+if TYPE_CHECKING:
+    import jax
 
 T = TypeVar("T")
 _numbers: defaultdict[str, Iterator[int]] = defaultdict(count)

@@ -16,10 +16,10 @@ from dataclasses import field
 from functools import cache
 from typing import TYPE_CHECKING
 
-from ckpttools.array.elements import as_float32, reusable_buffer, round_to
 from ckpttools.array.lazy import LazyArray, require_booleans
 from ckpttools.array.nodes import elementwise
 from ckpttools.array.patterns import first_match
+from ckpttools.array.rounding import as_float32, reusable_buffer, round_to
 from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.argument_checks import validate_fields
 from ckpttools.core.dataclass import dataclass

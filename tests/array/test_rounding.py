@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttools import DTYPES
-from ckpttools.array.elements import as_float32, round_to
+from ckpttools.array.rounding import as_float32, round_to
 
 BFLOAT16 = DTYPES["bfloat16"]
 # Bits around which rounding changes: ties, both zeros, the edges of exponents, infinity and NaN.

@@ -27,7 +27,8 @@ from ckpttools.maxtext.config.infer_settings import matching_model, model_settin
 from ckpttools.maxtext.config.model_facts import ModelFacts, _without_item_keys
 from ckpttools.maxtext.config.models import named_models
 from ckpttools.maxtext.config.setting_kinds import setting_kinds
-from ckpttools.maxtext.loading.command import load_yaml, parse_command
+from ckpttools.maxtext.loading.command import parse_command
+from ckpttools.maxtext.loading.yaml_values import load_yaml
 
 MODELS = ("gemma2", "gemma4-e2b", "gemma4-moe", "gemma4-vision", "llama4-scout", "qwen3-omni", "qwen3.5")
 

@@ -1,4 +1,4 @@
-"""Parse a MaxText command: program, configuration file, and settings, whose YAML OmegaConf reads."""
+"""Parse a MaxText command: program, configuration file, and settings as key=value."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field
 from itertools import dropwhile
 from typing import Any
-
-import yaml
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, UsageError
@@ -105,6 +103,8 @@ def parse_value(word: str, text: str) -> Any:
         FormatError: The text is not valid YAML.
     """
     # Imported late, because its fifteen modules take 18 ms and few commands have settings.
+    from ckpttools.maxtext.loading.yaml_values import load_yaml
+
     try:
         return load_yaml(text)
     except ValueError as error:
@@ -131,32 +131,3 @@ def merge_nested(below: Mapping[str, Any], above: Mapping[str, Any], depth: int 
         else:
             built[name] = value
     return built
-
-
-class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no annotations
-    """A YAML loader like OmegaConf's: 1e-3 is a number, and a date is text."""
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in result if not tag.endswith(":timestamp")]
-    for first, result in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+|[-+]?(\d[\d_]*\.[\d_]*|\.\d[\d_]*)"),
-    list("-+0123456789."),
-)
-
-
-def load_yaml(text: str) -> Any:
-    """Parse a YAML text like OmegaConf does.
-
-    Raises:
-        ValueError: The text is not valid YAML.
-    """
-    try:
-        return yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
-        raise ValueError(error) from error
-    except (RecursionError, ValueError, TypeError) as error:
-        raise ValueError(f"{type(error).__name__}: {error}") from error

@@ -215,7 +215,7 @@ def read_yaml(path: Location) -> dict[str, Any]:
         FormatError: The file is not valid YAML.
         ConfigError: The file does not contain settings.
     """
-    from ckpttools.maxtext.loading.command import load_yaml
+    from ckpttools.maxtext.loading.yaml_values import load_yaml
 
     try:
         document = load_yaml(path.require_exists().read_bytes().decode())
