@@ -16,7 +16,7 @@ CI_SECONDS ?= 5
 # Tests wait a fifth of their time for servers, locks and processes: three workers keep two cores busy.
 WORKERS ?= 3
 
-.PHONY: demo dist installs lowest quick test crash crash-remote memory oracle oracle-one damage lint types fuzz bench docs clean
+.PHONY: demo dist installs lowest site quick test crash crash-remote memory oracle oracle-one damage lint types fuzz bench docs clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -114,8 +114,12 @@ lowest: $(STAMP)
 	$(BIN)/uv pip install --quiet --python .venv-lowest --resolution lowest-direct -e '.[dev]'
 	CI=1 .venv-lowest/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(addprefix tests/,$(QUICK))
 
+# The documentation as a site in site/; pages may be opened as files. Broken links are errors.
+site: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict -f docs/site/mkdocs.yml
+
 docs: $(STAMP)
 	$(BIN)/python docs/generate.py
 
 clean:
-	rm -rf $(VENV) $(DEMO) .venv-oracle .venv-lowest dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(DEMO) .venv-oracle .venv-lowest dist site .pytest_cache .ruff_cache .mypy_cache .hypothesis
