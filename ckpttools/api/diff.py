@@ -9,7 +9,7 @@ from functools import partial
 from typing import Unpack
 
 from ckpttools.api.options import SCANNING
-from ckpttools.api.options.inspect import DIFF
+from ckpttools.api.options.inspect import DIFF, DIFF_SORTS
 from ckpttools.api.sources import (
     Scanning,
     ScanSettings,
@@ -22,6 +22,7 @@ from ckpttools.array.tree import Tree
 from ckpttools.compare.align import AlignOptions, align
 from ckpttools.compare.diff import OUTCOMES, ArrayDiff, Outcome, of_leaf
 from ckpttools.compare.diff import diff as compare
+from ckpttools.compare.groups import GroupDiff, by_layer, by_role, sorted_by, with_roles
 from ckpttools.compare.hints import after_diff
 from ckpttools.compare.measure import Tolerances
 from ckpttools.compare.padding import settled
@@ -29,7 +30,7 @@ from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, DamagedScalesError, FormatError, UsageError, listing
 from ckpttools.core.message_terms import option
-from ckpttools.core.options import declare
+from ckpttools.core.options import declare, refuse
 from ckpttools.core.tabular import Tabular
 from ckpttools.core.text import plural
 from ckpttools.digest.canonical import Selection, parameters_among
@@ -45,18 +46,33 @@ _SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class SideReport:
-    """One of the checkpoints of a comparison."""
+    """One of the checkpoints of a comparison.
+
+    Attributes:
+        path, format, step: Location, format and step of the checkpoint.
+        arrays, nbytes: Number and bytes of the compared arrays, with layers one by one.
+        stored_arrays, stored_nbytes: Number and bytes of the arrays in the checkpoint.
+    """
 
     path: str
     format: str | None
     step: int | None
     arrays: int
     nbytes: int
+    stored_arrays: int
+    stored_nbytes: int
 
     @classmethod
     def of(cls, tree: Tree, arrays: Mapping[str, LazyArray]) -> SideReport:
-        nbytes = sum(array.nbytes for array in arrays.values())
-        return cls(tree.metadata.location, tree.metadata.format, tree.metadata.step, len(arrays), nbytes)
+        return cls(
+            tree.metadata.location,
+            tree.metadata.format,
+            tree.metadata.step,
+            len(arrays),
+            sum(array.nbytes for array in arrays.values()),
+            len(tree.arrays),
+            tree.nbytes,
+        )
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -70,9 +86,13 @@ class DiffReport(Tabular):
         uncompared: Groups of arrays that only one side has and that were not compared one by one. If there
             are any, the checkpoints are different.
         outcomes: Number of arrays by outcome; see `ckpttools.compare.diff.OUTCOMES`.
-        arrays: Arrays that differ, or all arrays if requested.
+        arrays: Arrays that differ, or all arrays if requested; none in a summary.
         hints: Options that would ignore all differences, and notes on arrays that represent equal values with
             different bits or that were rounded by quantization.
+        layers: Layers, and arrays outside of layers, whose parameters differ in values, with the largest
+            differences first.
+        num_layers: Number of these before `top` was applied.
+        roles: Parameters, optimizer state and other state, each as one group; none if all arrays are equal.
     """
 
     a: SideReport
@@ -83,6 +103,9 @@ class DiffReport(Tabular):
     arrays: tuple[ArrayDiff, ...]
     hints: tuple[str, ...] = ()
     uncompared: tuple[Remark, ...] = ()
+    layers: tuple[GroupDiff, ...] = ()
+    num_layers: int = 0
+    roles: tuple[GroupDiff, ...] = ()
 
     def __repr__(self) -> str:
         """Return the verdict and the differing arrays.
@@ -91,7 +114,12 @@ class DiffReport(Tabular):
         """
         counts = [f"{self.outcomes[outcome]:,} {outcome}" for outcome in OUTCOMES if outcome in self.outcomes]
         farthest = max((array.deviation.max_abs for array in self.arrays if array.deviation), default=0)
-        head = ", ".join([*counts, *([f"max abs {farthest:.3g}"] if farthest else [])])
+        most = [
+            f"{item.name} moved most ({item.distance.rel_l2:.2g})"
+            for item in self.layers[:1]
+            if item.distance
+        ]
+        head = ", ".join([*counts, *([f"max abs {farthest:.3g}"] if farthest else []), *most])
         lines = [f"{array.name}: {_what(array)}" for array in self.arrays if not array.is_equal]
         verdict = "equal" if self.equal else "different"
         return f"<DiffReport of {self.a.path} and {self.b.path}: {verdict}: {head}{listing(lines, _SHOWN)}>"
@@ -107,6 +135,9 @@ def diff(
     a: Source,
     b: Source,
     *,
+    sort: str | None = None,
+    top: int | None = None,
+    summary: bool = False,
     atol: float = 0.0,
     rtol: float = 0.0,
     ulp: int = 0,
@@ -124,7 +155,8 @@ def diff(
     """Compare two checkpoints of any format and layout value by value.
 
     Layers are compared one by one, and Hugging Face arrays with those of MaxText by the mapping rows of their
-    family. Without a tolerance, the sign of a zero and the payload of a NaN count, as in `verify`.
+    family. Without a tolerance, the sign of a zero and the payload of a NaN count, as in `verify`. The report
+    has the distance of each array that differs (relative L2, RMS, cosine), and of each layer.
 
     Args:
         a, b: Files, items, steps or run directories, or trees.
@@ -132,6 +164,8 @@ def diff(
     Raises:
         CheckpointError: A checkpoint cannot be read, the memory is too small, or no array matches.
     """
+    if sort is not None and sort not in DIFF_SORTS:
+        refuse("sort", sort, f"one of {', '.join(DIFF_SORTS)}")
     options = AlignOptions(
         ModelOptions(family, rope_layout), None if like is None else model_at(like), padding_rows, parameters
     )
@@ -160,16 +194,44 @@ def diff(
         rounded = tuple(_quantized_in_one(result, chosen))
     first, second = SideReport.of(trees[0], chosen.a), SideReport.of(trees[1], chosen.b)
     hints = after_diff(result, {**chosen.a, **chosen.b}, first.path, second.path)
-    return DiffReport(
+    report = DiffReport(
         first,
         second,
         equal=all(item.is_equal for item in result) and not chosen.uncompared,
         remarks=remarks,
         outcomes=dict(Counter(item.outcome for item in result)),
-        arrays=tuple(item for item in result if everything or item.outcome != "equal"),
+        arrays=result,
         hints=alike or (*_training_state_hints(chosen), *hints, *rounded, *_of_names(trees, chosen)),
         uncompared=tuple(item.remark for item in chosen.uncompared),
     )
+    report = _with_groups(report, both, sort, top)
+    return replace(report, arrays=() if summary else _listed(report.arrays, everything, top))
+
+
+def _with_groups(
+    report: DiffReport, both: Pairing[LazyArray], sort: str | None, top: int | None
+) -> DiffReport:
+    """Add roles and layers, and sort arrays and layers. All layers are counted, but only `top` are kept."""
+    if all(item.is_equal for item in report.arrays):
+        return report
+    arrays = with_roles(report.arrays, {**both.a, **both.b})
+    layers, order = by_layer(arrays), sort or ("rel-l2" if top else None)
+    num_layers, roles = len(layers), by_role(arrays)
+    if order:
+        arrays, layers = sorted_by(arrays, order), sorted_by(layers, order)
+    return replace(report, arrays=arrays, layers=layers[:top], num_layers=num_layers, roles=roles)
+
+
+def _listed(arrays: Sequence[ArrayDiff], everything: bool, top: int | None) -> tuple[ArrayDiff, ...]:
+    """Return arrays that are not equal, or all, and at most `top` of each role."""
+    counts: Counter[str] = Counter()
+    kept: list[ArrayDiff] = []
+    for item in arrays:
+        if everything or item.outcome != "equal":
+            counts[item.role] += 1
+            if top is None or counts[item.role] <= top:
+                kept.append(item)
+    return tuple(kept)
 
 
 def _opened_alike(a: Source, b: Source, read: ReadOptions) -> tuple[Tree, Tree]:

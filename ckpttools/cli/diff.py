@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from math import isfinite
@@ -15,7 +17,9 @@ from ckpttools.cli.command import BaseCommand
 from ckpttools.cli.options import ANY_PATH, flags, json_option, progress_option, resource_options
 from ckpttools.cli.output import exit_with_differences, labeled_lines, print_json, print_lines, styled, width
 from ckpttools.cli.progress import progress_events
+from ckpttools.cli.table import Column, draw_table
 from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import CheckpointError, UsageError
 from ckpttools.core.text import fold_lines, format_type, plural, printable
 from ckpttools.core.units import format_disk
 from ckpttools.stores.location import Location
@@ -24,12 +28,12 @@ if TYPE_CHECKING:
     from ckpttools.api.diff import DiffReport, SideReport
     from ckpttools.api.sources import Scanning
     from ckpttools.compare.diff import ArrayDiff, ArrayType, Outcome
-    from ckpttools.digest.pairing import Remark
+    from ckpttools.compare.groups import GroupDiff
 
 
 @click.command(short_help="Compare two checkpoints: what differs, how much, and why.", cls=BaseCommand)
 @click.argument("first", metavar="A", type=ANY_PATH)
-@click.argument("second", metavar="B", type=ANY_PATH)
+@click.argument("second", metavar="B", type=ANY_PATH, required=False)
 @flags(*DIFF)
 @json_option
 @resource_options
@@ -37,7 +41,10 @@ if TYPE_CHECKING:
 @flags(MAX_HEADER_BYTES, MAX_INDEX_BYTES, PREFER_RANK)
 def diff(
     first: Location,
-    second: Location,
+    second: Location | None,
+    sort: str | None,
+    top: int | None,
+    summary: bool,
     atol: float,
     rtol: float,
     ulp: int,
@@ -73,10 +80,15 @@ def diff(
     """
     from ckpttools.api.diff import diff as compare
 
+    if second is None:
+        raise _missing_side(first)
     with progress_events(progress) as scanning["observe"]:
         report = compare(
             first,
             second,
+            sort=sort,
+            top=top,
+            summary=summary,
             atol=atol,
             rtol=rtol,
             ulp=ulp,
@@ -95,9 +107,26 @@ def diff(
         texts = {"remarks": list(map(str, report.remarks)), "uncompared": list(map(str, report.uncompared))}
         print_json({**_to_plain(report), **texts})
     else:
-        print_diff(report)
+        print_lines(_report_lines(report, one_by_one=sort is not None or top is not None, summary=summary))
     if not report.equal:
         exit_with_differences()
+
+
+def _missing_side(first: Location) -> UsageError:
+    """Return the error about a missing B, which names two steps if A is a run."""
+    from ckpttools.api.ls import ls
+    from ckpttools.runs.listing import RunListing
+
+    hint = "name the other checkpoint after it"
+    try:
+        run = ls(first)
+    except CheckpointError:
+        run = None
+    if isinstance(run, RunListing):
+        finished = [f"{run.path}/{step.name}" for step in run.steps if step.unfinished is None]
+        if len(finished) > 1:
+            hint = f"compare two steps: ckpt diff {' '.join(map(shlex.quote, finished[-2:]))}"
+    return UsageError("two checkpoints are compared, but only one is named", got=first, hint=hint)
 
 
 def _to_plain(value: Any) -> Any:
@@ -111,7 +140,10 @@ def _to_plain(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not isfinite(value) else value
 
 
-_MAX_PARAGRAPHS = 60
+# Paragraphs and rows of tables that are printed unless more are asked for.
+_MAX_PARAGRAPHS, _MAX_ROWS, _MAX_LAYERS = 60, 60, 10
+# A smaller share of elements that differ is a few places, which are named, and not a change of all values.
+_FEW = 0.01
 # Width of the label column.
 _MARGIN = 13
 # Texts of outcomes after an array count; arrays are listed in this order.
@@ -126,40 +158,183 @@ _OUTCOMES: dict[Outcome, str] = {
     "within": "within the tolerances",
     "equal": "equal",
 }
+_ROLES = {"parameter": "parameters", "optimizer": "optimizer", "other": "other state"}
+_MEASURES = (
+    Column("rel L2", right=True),
+    Column("cosine", right=True, spare=2),
+    Column("rms", right=True, spare=3),
+    Column("max abs", right=True, spare=1),
+)
 
 
-def print_diff(report: DiffReport) -> None:
-    """Print both sides, how they were aligned, their differences, and a summary."""
-    print_lines(_report_lines(report), is_summary=True)
-
-
-def _report_lines(report: DiffReport) -> Iterator[str]:
+def _report_lines(report: DiffReport, *, one_by_one: bool, summary: bool) -> Iterator[str]:
+    """Yield both sides, how they were aligned, their differences, and a summary."""
+    remarks = [*report.remarks, *report.uncompared]
+    counts = Counter(remark.text for remark in remarks)
     for name, side in (("A", report.a), ("B", report.b)):
-        yield from _side_line(name, side, (*report.remarks, *report.uncompared))
-    for remark in report.remarks:
-        if remark.side is None:
-            yield from _indent(remark.text)
+        yield from _side_line(name, side)
+        for remark in remarks:
+            if remark.side == name and counts[remark.text] == 1:
+                yield from _indent(remark.text)
+    for text in dict.fromkeys(item.text for item in remarks if item.side is None or counts[item.text] > 1):
+        yield from _indent(text)
+    folded = _folded_roles(report)
+    arrays = [item for item in report.arrays if item.role not in folded]
+    in_table = [item for item in arrays if item.distance and (one_by_one or _is_measured(item))]
+    tabled = {item.name for item in in_table}
+    paragraphs = list(_paragraphs([item for item in arrays if item.name not in tabled]))
+    shown = len(paragraphs) if one_by_one else _MAX_PARAGRAPHS
+    if not summary:
+        for paragraph in paragraphs[:shown]:
+            yield from ("", *paragraph)
+        if len(paragraphs) > shown:
+            more = plural(len(paragraphs) - shown, "more group")
+            yield f"… and {more} of arrays; --json lists all"
+        yield from _array_table(in_table, one_by_one)
+    yield from _layer_table(report, one_by_one)
     yield ""
-    paragraphs = list(_paragraphs(report.arrays))
-    for paragraph in paragraphs[:_MAX_PARAGRAPHS]:
-        yield from paragraph
-    if len(paragraphs) > _MAX_PARAGRAPHS:
-        yield f"… and {plural(len(paragraphs) - _MAX_PARAGRAPHS, 'more group')} of arrays; --json lists all"
-    if paragraphs:
-        yield ""
+    for role in folded:
+        yield from _role_line(role, report)
     yield from _verdict_lines(report)
     for hint in report.hints:
         yield from _indent(hint)
 
 
-def _side_line(name: str, side: SideReport, remarks: Sequence[Remark]) -> Iterator[str]:
+def _is_measured(item: ArrayDiff) -> bool:
+    """Return whether measures say all about a difference: it has no known cause and is nearly everywhere."""
+    deviation = item.deviation
+    return (
+        item.outcome == "differs"
+        and item.cause is None
+        and deviation is not None
+        and not deviation.nan
+        and item.a == item.b
+        and deviation.differing >= max(_FEW * deviation.elements, 2)
+    )
+
+
+def _folded_roles(report: DiffReport) -> list[str]:
+    """Return the roles that get one line: training state, if both sides have an optimizer and parameters."""
+    roles = {item.name for item in report.roles}
+    return ["optimizer", "other"] if {"parameter", "optimizer"} <= roles else []
+
+
+def _array_table(items: Sequence[ArrayDiff], one_by_one: bool) -> Iterator[str]:
+    """Yield a row for each array, or for all arrays whose names differ only in numbers."""
+    groups: dict[object, list[ArrayDiff]] = {}
+    for item in items:
+        groups.setdefault(item.name if one_by_one else _outcome_text(item.name), []).append(item)
+    rows = [_array_row(members) for members in groups.values()]
+    if not rows:
+        return
+    columns = [
+        Column("array"),
+        *_MEASURES,
+        Column("max rel", right=True, spare=6),
+        Column("max ulp", right=True, spare=5),
+        Column("differ", right=True, spare=4),
+        Column("cause", spare=3),
+    ]
+    yield ""
+    shown = len(rows) if one_by_one else _MAX_ROWS
+    yield from _fitting_table(columns, rows[:shown])
+    if len(rows) > shown:
+        yield f"… and {plural(len(rows) - shown, 'more row')}; --json lists all"
+
+
+def _array_row(items: Sequence[ArrayDiff]) -> list[str]:
+    parts = [item.deviation for item in items if item.deviation is not None]
+    ulps = [part.max_ulp for part in parts]
+    differing, elements = sum(part.differing for part in parts), sum(part.elements for part in parts)
+    from ckpttools.compare.groups import grouped
+
+    group = grouped("", items)
+    return [
+        ", ".join(fold_lines(printable(item.name) for item in items)),
+        *_measures(group),
+        f"{max(part.max_rel for part in parts):.3g}",
+        "" if None in ulps else f"{max(ulp or 0 for ulp in ulps):,}",
+        _share_text(differing, elements),
+        items[0].cause.name if items[0].cause else "",
+    ]
+
+
+def _measures(group: GroupDiff) -> list[str]:
+    """Return the cells of the columns `_MEASURES`."""
+    distance = group.distance
+    if distance is None:
+        return ["", "", "", f"{group.max_abs:.3g}"]
+    return [
+        f"{distance.rel_l2:.3g}",
+        "" if distance.cosine is None else f"{distance.cosine:.6f}",
+        f"{distance.rms:.3g}",
+        f"{group.max_abs:.3g}",
+    ]
+
+
+def _layer_table(report: DiffReport, one_by_one: bool) -> Iterator[str]:
+    """Yield the layers that differ most."""
+    if report.num_layers < 2:
+        return
+    shown = report.layers if one_by_one else report.layers[:_MAX_LAYERS]
+    rows = [
+        [
+            printable(item.name),
+            *_measures(item),
+            "" if item.farthest == item.name else printable((item.farthest or "")[len(item.name) + 1 :]),
+        ]
+        for item in shown
+    ]
+    yield ""
+    yield from _fitting_table([Column("layer"), *_MEASURES, Column("most in", spare=4)], rows)
+    if len(shown) < report.num_layers:
+        yield f"… and {report.num_layers - len(shown):,} more; --top {report.num_layers} lists all"
+
+
+def _fitting_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Draw a table without the columns for which the longest name leaves no room.
+
+    A name that leaves no room for the first measure gets a line of its own.
+    """
+    room = width()
+    kept = list(range(len(columns)))
+    widths = [
+        max(len(cell) for cell in (column.head, *cells))
+        for column, cells in zip(columns, zip(*rows, strict=True), strict=True)
+    ]
+    while (
+        room is not None
+        and sum(widths[k] + 2 for k in kept) - 2 > room
+        and columns[max(kept, key=lambda k: columns[k].spare)].spare > 1
+    ):
+        kept.remove(max(kept, key=lambda k: columns[k].spare))
+    yield from draw_table([columns[k] for k in kept], [[row[k] for k in kept] for row in rows], room)
+
+
+def _role_line(role: str, report: DiffReport) -> Iterator[str]:
+    """Yield the line of arrays that are not listed."""
+    group = next((item for item in report.roles if item.name == role), None)
+    if group is None or not group.differing:
+        return
+    names = [item.name for item in report.arrays if item.role == role and not item.is_equal]
+    text = f"{group.differing:,} of {plural(group.arrays, 'array')} differ"
+    if role == "optimizer" and group.distance is not None:
+        text += f", rel L2 {group.distance.rel_l2:.3g}, max abs {group.max_abs:.3g}"
+    if len(names) == 1:
+        text += f": {names[0]}"
+    elif len(above := {name.partition("/")[0] for name in names}) == 1:
+        text += f"; --filter '{above.pop()}/*' lists them"
+    yield from labeled_lines(_ROLES[role], printable(text), _MARGIN, width(), dim=True)
+
+
+def _side_line(name: str, side: SideReport) -> Iterator[str]:
     step = f", step {side.step}" if side.step is not None else ""
-    facts = f"{side.format or 'unknown'}{step}, {plural(side.arrays, 'array')}, {format_disk(side.nbytes)}"
+    stored = f"{plural(side.stored_arrays, 'array')}, {format_disk(side.stored_nbytes)}"
+    facts = f"{side.format or 'unknown'}{step}, {stored}"
+    if side.arrays != side.stored_arrays:
+        facts += f"; compared: {plural(side.arrays, 'array')}, {format_disk(side.nbytes)}"
     yield f"{name}  {styled(printable(side.path), bold=True)}"
     yield from _indent(facts)
-    for remark in remarks:
-        if remark.side == name:
-            yield from _indent(remark.text)
 
 
 def _indent(text: str) -> list[str]:
@@ -221,19 +396,24 @@ def _type_text(a: ArrayType | None, b: ArrayType | None) -> str:
     return f"{shown[0]} in A, {shown[1]} in B"
 
 
-def _measure_text(group: Sequence[ArrayDiff]) -> Iterator[str]:
+def _measure_text(members: Sequence[ArrayDiff]) -> Iterator[str]:
     """Yield the combined distance of all these arrays."""
-    parts = [item.deviation for item in group if item.deviation is not None]
+    parts = [item.deviation for item in members if item.deviation is not None]
     if not parts:
         return
     elements, differing = (
         sum(part) for part in zip(*((p.elements, p.differing) for p in parts), strict=True)
     )
     if differing:
-        yield f"{_share_text(differing, elements)} of {plural(elements, 'element')}{_position_text(group)}"
+        yield f"{_share_text(differing, elements)} of {plural(elements, 'element')}{_position_text(members)}"
+        from ckpttools.compare.groups import grouped
+
+        group = grouped("", members)
+        distance = group.distance
         yield ", ".join(
             [
-                f"max abs {max(part.max_abs for part in parts):.3g}",
+                *([f"rel L2 {distance.rel_l2:.3g}", f"rms {distance.rms:.3g}"] if distance else []),
+                f"max abs {group.max_abs:.3g}",
                 f"max rel {max(part.max_rel for part in parts):.3g}",
                 *_ulp_text([part.max_ulp for part in parts]),
                 *([f"{nan:,} NaN on one side"] if (nan := sum(part.nan for part in parts)) else []),
@@ -242,7 +422,7 @@ def _measure_text(group: Sequence[ArrayDiff]) -> Iterator[str]:
         beyond = sum(part.beyond for part in parts)
         if beyond != differing:
             yield f"{beyond:,} of them beyond the tolerances" if beyond else "all within the tolerances"
-    elif group[0].outcome == "dtype":
+    elif members[0].outcome == "dtype":
         yield "the same numbers"
     other = sum(part.other_bits for part in parts)
     if other:
@@ -270,5 +450,5 @@ def _position_text(group: Sequence[ArrayDiff]) -> str:
 
 
 def _ulp_text(ulps: Sequence[int | None]) -> list[str]:
-    known = [ulp for ulp in ulps if ulp is not None]
-    return [f"max ulp {max(known):,}"] if known else []
+    """Return the steps between two representable numbers, unless they are too many to count."""
+    return [] if None in ulps else [f"max ulp {max(ulp or 0 for ulp in ulps):,}"]

@@ -194,7 +194,7 @@ def _with_carried(tree: Tree) -> NamedArrays[LazyArray]:
 def _named(tree: Tree) -> NamedArrays[LazyArray]:
     view, remarks, naming = view_of(tree), list[str](), list[str]()
     if view.flavour.name:
-        naming.append(f"the wrapping of parameters is left out: {view.flavour.name}")
+        naming.append(f"the name prefix of {view.flavour.name} is ignored")
     try:
         arrays = per_layer(tree)
     except CheckpointError as error:
@@ -202,7 +202,9 @@ def _named(tree: Tree) -> NamedArrays[LazyArray]:
         remarks.append(f"stacked layers are compared in their stored form: {error.raw.message}")
     else:
         if view.is_stacked:
-            naming.append(f"stacked layers are split: {len(tree.arrays)} arrays become {len(arrays)}")
+            naming.append(
+                f"stacked layers are compared one by one: {len(tree.arrays)} arrays become {len(arrays)}"
+            )
             remarks += scan_axis_remarks(tree)
     return NamedArrays(arrays, tuple(remarks), tuple(naming))
 

@@ -3,8 +3,9 @@ arrays."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field, replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
@@ -13,6 +14,7 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.read_blocks import subview
 from ckpttools.array.scratch import Scratch
 from ckpttools.compare.measure import EXACT, SCRATCH_BYTES, Deviation, Tolerances, block_elements, deviation
+from ckpttools.compare.norms import Distance, Sums, sums
 from ckpttools.compare.verify import same_bits, side_by_side
 from ckpttools.core.budget import estimate_names_bytes
 from ckpttools.core.dataclass import dataclass
@@ -22,6 +24,7 @@ from ckpttools.core.text import sort_naturally
 from ckpttools.digest.pairing import LeafDifference, Pairing
 from ckpttools.digest.stacks import WholeArray
 from ckpttools.plan.pieces import Item
+from ckpttools.roles.of_tree import Role
 from ckpttools.run.scanning import scan
 
 if TYPE_CHECKING:
@@ -30,6 +33,9 @@ if TYPE_CHECKING:
 Outcome = Literal["differs", "shape", "kind", "dtype", "bits", "only in A", "only in B", "within", "equal"]
 """The outcome for an array, worst first. The last two count as equal."""
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+
+# Norms take less time with the sparse method if fewer than 1/8 of the elements have different bits.
+_SPARSE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +62,9 @@ class ArrayDiff:
             within the tolerances.
         a, b: The leaf on each side, or None.
         deviation: Size of the difference; None if the leaves cannot be compared.
+        distance: Distance as vectors; None if the leaves are bit-identical or cannot be compared.
         cause: Cause of the difference, if known.
+        role: Whether the array is a parameter or training state.
     """
 
     name: str
@@ -64,7 +72,9 @@ class ArrayDiff:
     a: ArrayType | None
     b: ArrayType | None
     deviation: Deviation | None = None
+    distance: Distance | None = None
     cause: Cause | None = None
+    role: Role = "parameter"
 
     @property
     def is_equal(self) -> bool:
@@ -94,7 +104,7 @@ def diff(
         CheckpointError: An array cannot be read, or the memory is too small.
     """
     of_one_shape = {name: a for name, a, b in both.pairs if a.shape == b.shape}
-    result = _deviations(of_one_shape, both.b, tolerances, memory, jobs, observe)
+    result = _measures(of_one_shape, both.b, tolerances, memory, jobs, observe)
     built = {
         name: ArrayDiff(name, "only in A", ArrayType.of(array), None) for name, array in both.only_a.items()
     }
@@ -103,9 +113,10 @@ def diff(
     }
     for name, a, b in both.pairs:
         if name in of_one_shape:
-            total = replace(result.get(name, Deviation()), elements=a.size)
+            total, distance = result.get(name, (Deviation(), None))
+            total = replace(total, elements=a.size)
             outcome = _outcome(total, ignore_dtypes or a.dtype == b.dtype, tolerances)
-            built[name] = ArrayDiff(name, outcome, ArrayType.of(a), ArrayType.of(b), total)
+            built[name] = ArrayDiff(name, outcome, ArrayType.of(a), ArrayType.of(b), total, distance)
         else:
             built[name] = ArrayDiff(name, "shape", ArrayType.of(a), ArrayType.of(b))
     return tuple(built[name] for name in sort_naturally(built))
@@ -127,70 +138,170 @@ def of_leaf(each: LeafDifference) -> ArrayDiff:
     return ArrayDiff(each.name, "only in B" if a is None else "only in A" if b is None else "kind", a, b)
 
 
-_Deviations = dict[str, Deviation]
+_Measured = dict[str, tuple[Deviation, Sums]]
+"""The measures of arrays, or of parts of them, by name."""
 
 
-def _deviations(
+def _measures(
     a: Mapping[str, LazyArray],
     b: Mapping[str, LazyArray],
     tolerances: Tolerances,
     memory: int,
     jobs: int | None,
     observe: Callable[[int], None],
-) -> _Deviations:
-    """Return the deviations of arrays. Arrays without a deviation are bit-identical."""
+) -> dict[str, tuple[Deviation, Distance]]:
+    """Return the deviations and distances of arrays; missing ones are bit-identical.
+
+    Equal checkpoints need no norms, so bit-identical pieces are measured only if their array differs. Where
+    they come before its first difference, one side of them is read again.
+    """
     by_dtypes: dict[tuple[DType, DType], dict[str, LazyArray]] = {}
     for name, array in a.items():
         by_dtypes.setdefault((array.dtype, b[name].dtype), {})[name] = array
     pairs = [pair for arrays in by_dtypes.values() for pair in side_by_side(arrays, b)]
-    dtypes = [(whole.array.dtype, other.dtype) for whole, other in pairs]
-
-    def visit(index: int, region: Region, values: tuple[np.ndarray, ...], scratch: Scratch) -> _Deviations:
-        if dtypes[index][0] == dtypes[index][1] and same_bits(*values):
-            return {}
-        return _joined(_apart(pairs[index][0], region, values, dtypes[index], tolerances, scratch))
-
+    look = _PairMeasurer(pairs, tolerances)
     items: list[Item] = [(whole.array, other) for whole, other in pairs]
     seen = scan(
         items,
-        visit,
+        look.compare,
         memory=memory,
         jobs=jobs,
         scratch=SCRATCH_BYTES,
         reserved=estimate_names_bytes(a),
         observe=observe,
-        name=lambda index: pairs[index][0].name,
+        name=look.name,
     )
-    return _joined(result for item in seen for result in item.result.items())
-
-
-def _joined(parts: Iterator[tuple[str, Deviation]]) -> _Deviations:
-    result: _Deviations = {}
-    for name, part in parts:
-        result[name] = result[name] + part if name in result else part
+    result: dict[str, tuple[Deviation, Distance]] = {}
+    partial: dict[int, _Measured] = {}
+    unmeasured: dict[int, list[Region]] = {}
+    for index, pieces in groupby(seen, key=lambda item: item.index):
+        known, alike = _Measured(), list[Region]()
+        for piece in pieces:
+            if piece.result is None:
+                alike.append(piece.region)
+            else:
+                _merge(known, piece.result)
+        if known and alike:
+            partial[index], unmeasured[index] = known, alike
+        else:
+            result |= look.finished(index, known)
+    if partial:
+        _add_alike(look, partial, unmeasured, memory, jobs)
+    for index, known in partial.items():
+        result |= look.finished(index, known)
     return result
 
 
-def _apart(
-    whole: WholeArray,
-    region: Region,
-    values: tuple[np.ndarray, ...],
-    dtypes: tuple[DType, DType],
-    tolerances: Tolerances,
-    scratch: Scratch,
-) -> Iterator[tuple[str, Deviation]]:
-    """Yield the deviations of the parts of a piece, block by block."""
-    for block in split_evenly(region, block_elements(dtypes)):
-        here, there = (subview(item, block.relative_to(region)) for item in values)
-        for (name, inner, mine), (_, _, theirs) in zip(
-            whole.split(block, here), whole.split(block, there), strict=True
-        ):
-            blocks = np.ascontiguousarray(mine), np.ascontiguousarray(theirs)
-            part = deviation(*blocks, dtypes, tolerances, scratch)
-            if part.first is not None:
-                # numpy turns rank 0 into rank 1, but the only index of the array is empty.
-                index = part.first[: inner.rank]
-                first = tuple(start + k for start, k in zip(inner.start, index, strict=True))
-                part = replace(part, first=first)
-            if part.differing or part.other_bits:
-                yield name, part
+def _add_alike(
+    look: _PairMeasurer,
+    partial: Mapping[int, _Measured],
+    unmeasured: Mapping[int, Sequence[Region]],
+    memory: int,
+    jobs: int | None,
+) -> None:
+    """Add the bit-identical regions of pairs, by index, to what is known of them. Reads one side."""
+    indices, regions = list(partial), iter(unmeasured.values())
+    items: list[Item] = [(look.pairs[index][0].array,) for index in indices]
+    rest = scan(
+        items,
+        lambda k, *piece: look.measure_alike(indices[k], *piece),
+        memory=memory,
+        jobs=jobs,
+        cut=lambda item, limit: (part for region in next(regions) for part in split_evenly(region, limit)),
+        scratch=SCRATCH_BYTES,
+        reserved=estimate_names_bytes(name for known in partial.values() for name in known),
+        name=lambda k: look.name(indices[k]),
+    )
+    for item in rest:
+        _merge(partial[indices[item.index]], item.result)
+
+
+def _merge(known: _Measured, parts: Mapping[str, tuple[Deviation, Sums]]) -> None:
+    for name, part in parts.items():
+        before = known.get(name)
+        known[name] = part if before is None else (before[0] + part[0], before[1] + part[1])
+
+
+@dataclass(frozen=True)
+class _PairMeasurer:
+    """Measures pieces of arrays, in several threads at once.
+
+    Attributes:
+        pairs: Arrays of A with their parts, and of B.
+        tolerances: Differences that do not count.
+        differing: Indices of the pairs that are known to differ.
+    """
+
+    pairs: Sequence[tuple[WholeArray, LazyArray]]
+    tolerances: Tolerances
+    differing: set[int] = field(default_factory=set)
+
+    def name(self, index: int) -> str:
+        return self.pairs[index][0].name
+
+    def dtypes(self, index: int) -> tuple[DType, DType]:
+        whole, other = self.pairs[index]
+        return whole.array.dtype, other.dtype
+
+    def compare(
+        self, index: int, region: Region, values: tuple[np.ndarray, ...], scratch: Scratch
+    ) -> _Measured | None:
+        """Return the measures of a piece; None if it and all earlier ones of its pair are bit-identical."""
+        dtypes = self.dtypes(index)
+        if dtypes[0] == dtypes[1] and same_bits(*values):
+            if index not in self.differing:
+                return None
+            return self.measure_alike(index, region, values, scratch)
+        self.differing.add(index)
+        return self._parts(index, region, values, scratch)
+
+    def measure_alike(
+        self, index: int, region: Region, values: tuple[np.ndarray, ...], scratch: Scratch
+    ) -> _Measured:
+        """Return the measures of a piece that is bit-identical on both sides."""
+        return self._parts(index, region, values[:1], scratch)
+
+    def _parts(
+        self, index: int, region: Region, values: tuple[np.ndarray, ...], scratch: Scratch
+    ) -> _Measured:
+        """Measure the parts of a piece, block by block."""
+        whole, dtypes, result = self.pairs[index][0], self.dtypes(index), _Measured()
+        for block in split_evenly(region, block_elements(dtypes)):
+            sides = [whole.split(block, subview(item, block.relative_to(region))) for item in values]
+            for parts in zip(*sides, strict=True):
+                name, inner, _ = parts[0]
+                mine, *others = (np.ascontiguousarray(view) for _, _, view in parts)
+                part = self._measured(inner, mine, *others, dtypes=dtypes, scratch=scratch)
+                _merge(result, {name: part})
+        return result
+
+    def _measured(
+        self,
+        region: Region,
+        mine: np.ndarray,
+        other: np.ndarray | None = None,
+        *,
+        dtypes: tuple[DType, DType],
+        scratch: Scratch,
+    ) -> tuple[Deviation, Sums]:
+        """Measure a block of an array; `other` is None if it has the bits of `mine`."""
+        if other is None:
+            return Deviation(), sums(mine, None, dtypes, scratch)
+        result = deviation(mine, other, dtypes, self.tolerances, scratch)
+        unequal = result.differing + result.other_bits if dtypes[0] == dtypes[1] else mine.size
+        if result.first is not None:
+            # numpy turns rank 0 into rank 1, but the only index of the array is empty.
+            index = result.first[: region.rank]
+            first = tuple(start + k for start, k in zip(region.start, index, strict=True))
+            result = replace(result, first=first)
+        is_sparse = _SPARSE * unequal < mine.size
+        return result, sums(mine, other if unequal else None, dtypes, scratch, is_sparse=is_sparse)
+
+    def finished(self, index: int, known: _Measured) -> dict[str, tuple[Deviation, Distance]]:
+        """Return the measures of a pair's arrays, without those that are bit-identical."""
+        one, other = self.dtypes(index)
+        return {
+            name: (total, Distance.of(products))
+            for name, (total, products) in known.items()
+            if one != other or total.differing or total.other_bits
+        }

@@ -55,6 +55,10 @@ class Tolerances:
 
 EXACT = Tolerances()
 
+MOST_STEPS = 1024
+"""Most units in the last place that are counted. Values that are farther apart are not one value rounded in
+different ways, and their relative difference describes them better."""
+
 
 def deviation(
     a: np.ndarray,
@@ -145,9 +149,17 @@ def _of_part(a: np.ndarray, b: np.ndarray, dtypes: tuple[DType, DType], toleranc
         nan=int(np.count_nonzero(one_nan)),
         max_abs=_largest(gap, compared),
         max_rel=_largest(relative, compared),
-        max_ulp=None if steps is None else int(steps.max(where=compared, initial=0)),
+        max_ulp=_counted(steps, compared, dtypes),
         first=(int(first.argmax()),) if differing else None,
     )
+
+
+def _counted(steps: np.ndarray | None, where: np.ndarray, dtypes: tuple[DType, DType]) -> int | None:
+    """Return the most steps between floating-point numbers; None if there are too many to mean anything."""
+    if steps is None or (dtypes[0].is_whole and where.any()):
+        return None
+    most = int(steps.max(where=where, initial=0))
+    return most if most <= MOST_STEPS else None
 
 
 def _largest(values: np.ndarray, where: np.ndarray) -> float:
@@ -163,6 +175,10 @@ _HAIR = 2.0**-20
 _LEAST = 2.0**-140
 # If more elements than this are close, the general method is used.
 _MOST = 1 << 15
+# If fewer than 1/16 of the signs differ, selecting these elements takes less time than processing all.
+_FEW = 16
+# Number of elements with the largest relative difference whose steps are counted first.
+_SAMPLE = 64
 _FLOAT32, _BOOL = np.dtype(np.float32), np.dtype(np.bool_)
 
 Sides = tuple[np.ndarray, np.ndarray]
@@ -196,23 +212,30 @@ def deviation_in_float32(
         # Different numbers always have a nonzero difference, thanks to subnormal numbers.
         if not limit:
             return Deviation()
-        _steps(steps, sides, dtypes, (x, y), scratch)
-        magnitudes = np.maximum(np.absolute(x, out=x), np.absolute(y, out=y), out=x)
         np.not_equal(gap, 0, out=mask)
         differing, first = int(np.count_nonzero(mask)), int(mask.argmax())
         beyond: int | None = differing
-        if tolerances.any:
-            beyond = _beyond(mask, gap, magnitudes, steps, y, sides, dtypes, tolerances, scratch)
-            first = int(mask.argmax()) if beyond else first
-        largest = _largest_ulp(mask, gap, limit, np.divide(gap, magnitudes, out=y), sides, dtypes)
-        if beyond is None or largest is None:
+        farthest = None if tolerances.any else _farthest_signs(mask, steps, gap, limit, (x, y), sides, dtypes)
+        if farthest is None:
+            magnitudes = np.maximum(np.absolute(x, out=x), np.absolute(y, out=y), out=x)
+            if tolerances.any:
+                if tolerances.ulp:
+                    _steps(steps, sides, dtypes, scratch)
+                beyond = _beyond(mask, gap, magnitudes, steps, y, sides, dtypes, tolerances, scratch)
+                first = int(mask.argmax()) if beyond else first
+            # 0 in proportion to 0 is NaN, and ignored.
+            relative = np.divide(gap, magnitudes, out=y)
+            ends = (gap, limit), (relative, float(np.fmax.reduce(relative)))
+            farthest = np.concatenate([_near_end(item, end, mask) for item, end in ends])
+        if beyond is None or farthest.size > _MOST:
             return None
+        apart, magnitude = _exactly(farthest, sides, dtypes)
         return Deviation(
             differing=differing,
             beyond=beyond,
-            max_abs=largest[0],
-            max_rel=largest[1],
-            max_ulp=int(steps.max()),
+            max_abs=float(apart.max()),
+            max_rel=float((apart / magnitude).max()),
+            max_ulp=_most_steps(steps, farthest, sides, dtypes, scratch),
             first=(first,),
         )
 
@@ -223,26 +246,43 @@ def _can_be_rounded(dtypes: Dtypes, *sides: np.ndarray) -> bool:
     return dtypes[0] == dtypes[1] or all(max(-float(side.min()), float(side.max())) < room for side in sides)
 
 
-def _steps(
-    out: np.ndarray,
-    carriers: Sides,
-    dtypes: Dtypes,
-    values: Sides,
-    scratch: Scratch,
-) -> None:
-    """Compute the steps between numbers in the coarser dtype; `values` are the elements in float32."""
+def _most_steps(
+    steps: np.ndarray, farthest: np.ndarray, sides: Sides, dtypes: Dtypes, scratch: Scratch
+) -> int | None:
+    """Return the most steps from one number to the next; None if there are more than `MOST_STEPS`.
+
+    The numbers that are the farthest apart are usually too far, which saves a third of the time.
+
+    Args:
+        steps: room for the steps of all elements.
+        farthest: where these numbers are.
+    """
+    sample = farthest[-_SAMPLE:]
+    some = steps_between(sides[0][sample], sides[1][sample], dtypes)
+    if some is None or some.max(initial=0) > MOST_STEPS:
+        return None
+    _steps(steps, sides, dtypes, scratch)
+    most = int(steps.max())
+    return most if most <= MOST_STEPS else None
+
+
+def _steps(out: np.ndarray, carriers: Sides, dtypes: Dtypes, scratch: Scratch) -> None:
+    """Steps from one number to the next, in the coarser dtype."""
     dtype = coarser(*dtypes)
     if dtypes[0] == dtypes[1]:
         steps_into(out, carriers[0], carriers[1], dtype, scratch)
         return
     with scratch.take((2, out.size), dtype.carrier) as sides:
-        for k, side in enumerate(sides):
-            if dtypes[k] == dtype:
-                side[...] = carriers[k]
-            elif dtype.name == "float16":
-                side.view(np.float16)[...] = values[k]
-            else:
-                _to_bfloat16(values[k], side, scratch)
+        for side, own, item in zip(sides, dtypes, carriers, strict=True):
+            if own == dtype:
+                side[...] = item
+                continue
+            with scratch.take(item.shape, _FLOAT32) as values:
+                widen(item, own, values)
+                if dtype.name == "float16":
+                    side.view(np.float16)[...] = values
+                else:
+                    _to_bfloat16(values, side, scratch)
         steps_into(out, sides[0], sides[1], dtype, scratch)
 
 
@@ -257,23 +297,40 @@ def _to_bfloat16(values: np.ndarray, out: np.ndarray, scratch: Scratch) -> None:
         np.right_shift(rounded, 16, out=out, casting="unsafe")
 
 
-def _largest_ulp(
-    mask: np.ndarray, gap: np.ndarray, limit: float, relative: np.ndarray, sides: Sides, dtypes: Dtypes
-) -> tuple[float, float] | None:
-    """Return the largest absolute and relative difference; None if there are too many candidates.
+def _farthest_signs(
+    mask: np.ndarray,
+    bits: np.ndarray,
+    gap: np.ndarray,
+    limit: float,
+    values: Sides,
+    sides: Sides,
+    dtypes: Dtypes,
+) -> np.ndarray | None:
+    """Return where the largest differences may be, if a few elements have opposite signs, else None.
+
+    No others are as far apart in proportion, so nothing needs to be divided for them.
 
     Args:
-        mask: Overwritten.
+        mask, bits: Overwritten.
         gap, limit: The differences, and the largest of them.
-        relative: The relative differences; NaN, from 0 and 0, is ignored.
+        values: The elements in float32.
     """
-    ends = (gap, limit), (relative, float(np.fmax.reduce(relative)))
-    locations = [np.flatnonzero(np.greater_equal(item, end * (1 - _HAIR), out=mask)) for item, end in ends]
-    farthest = np.concatenate(locations)
-    if farthest.size > _MOST:
+    if dtypes[0] != dtypes[1]:
         return None
-    apart, size = _exactly(farthest, sides, dtypes)
-    return float(apart.max()), float((apart / size).max())
+    np.less(np.bitwise_xor(*sides, out=bits).view(f"<i{dtypes[0].itemsize}"), 0, out=mask)
+    if not 0 < np.count_nonzero(mask) < mask.size // _FEW:
+        return None
+    where = np.flatnonzero(mask)
+    # 0 and -0 are the same number.
+    if not np.all((sides[0][where] | sides[1][where]) << 1):
+        return None
+    relative = gap[where] / np.maximum(*(np.abs(item[where]) for item in values))
+    return np.concatenate([_near_end(gap, limit, mask), where[_near_end(relative, relative.max())]])
+
+
+def _near_end(values: np.ndarray, end: float, mask: np.ndarray | None = None) -> np.ndarray:
+    """Return where values may be the largest, which is about `end`; `mask` is overwritten."""
+    return np.flatnonzero(np.greater_equal(values, end * (1 - _HAIR), out=mask))
 
 
 def _beyond(
@@ -329,7 +386,8 @@ class Deviation:
         max_abs: Largest |a - b|; infinite if one element is infinite and the other is different.
         max_rel: Largest |a - b| / max(|a|, |b|), which is at most 2; infinite if `max_abs` is.
         max_ulp: Largest number of steps between the two elements among the numbers of the coarser dtype, with
-            infinity after the largest number. None between numbers of different kinds.
+            infinity after the largest number. None if there are more than `MOST_STEPS`, between numbers of
+            different kinds, and for integers, whose difference is `max_abs`.
         first: Index of the first element that exceeds all tolerances, or otherwise of the first that differs.
     """
 

@@ -20,13 +20,13 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, UsageError
 from ckpttools.digest.pairing import Pairing
 from ckpttools.inspection.comparison import ArraySpec, Comparison, Different
-from ckpttools.inspection.layer_rows import numbered_layer
 from ckpttools.mapping.coverage import Coverage, NotCoveredError, ShapeMismatch
 from ckpttools.mapping.flags import Flag
 from ckpttools.mapping.keys import Key
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.sizes import most_specific
 from ckpttools.maxtext.family_layouts import family_as_stored
+from ckpttools.maxtext.layers import numbered_layer
 from ckpttools.maxtext.recognition import FamilyKeys, family_fits
 from ckpttools.maxtext.view import MaxTextView, view_of
 from ckpttools.model_families.family import Family

@@ -9,13 +9,9 @@ from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError
 from ckpttools.core.region import Region, Shape
-from ckpttools.maxtext.layers import LayerStack, layer_key_slice
+from ckpttools.maxtext.layers import LayerStack, layer_key_slice, numbered_layer
 from ckpttools.maxtext.view import view_of
 
-# Layer numbers in models of other frameworks: model.layers.3, transformer.h.3, encoder/block_3.
-_NUMBERED = re.compile(
-    r"(?P<before>(?:^|[./])(?:[A-Za-z_]*(?:layer|block)s?|h))(?P<joint>[./_])(?P<number>\d+)(?=[./]|$)"
-)
 # A key after the first that consists only of a number.
 _NUMBER = re.compile(r"(?<=[./])\d+(?=[./]|$)")
 
@@ -84,9 +80,3 @@ def _row(path: Path, shape: Shape, stacks: Mapping[Path, LayerStack], axis: int)
     before, number = result
     after = keystr(path)[len(before) :].lstrip("0123456789")
     return LayerRow(f"{before}*{after}", (), (number,))
-
-
-def numbered_layer(name: str) -> tuple[str, int] | None:
-    """Return the text before the layer number in a name, and the number; None if there is none."""
-    match = _NUMBERED.search(name)
-    return (name[: match.start("number")], int(match["number"])) if match else None

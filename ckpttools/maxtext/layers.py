@@ -22,6 +22,7 @@ another axis.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -47,6 +48,11 @@ from ckpttools.maxtext.versions import (
     SCAN_AXIS,
 )
 from ckpttools.quantized.scales import scales_word
+
+# A layer's number in models of other frameworks: model.layers.3, transformer.h.3, encoder/block_3.
+_NUMBERED = re.compile(
+    r"(?P<before>(?:^|[./])(?:[A-Za-z_]*(?:layer|block)s?|h))(?P<joint>[./_])(?P<number>\d+)(?=[./]|$)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +97,12 @@ def split_number(key: str | int) -> tuple[str, int] | None:
     name, underscore, digits = str(key).rpartition("_")
     plain = digits.isdecimal() and digits.isascii() and str(int(digits)) == digits
     return (name, int(digits)) if underscore and plain else None
+
+
+def numbered_layer(name: str) -> tuple[str, int] | None:
+    """Return the text before the layer number in a name, and the number; None if there is none."""
+    match = _NUMBERED.search(name)
+    return (name[: match.start("number")], int(match["number"])) if match else None
 
 
 def single_layers(decoder: Iterable[Path]) -> dict[str, list[int]]:

@@ -207,8 +207,8 @@ class TestMaxTextAgainstMaxText:
         both = align(tree, nnx)
         assert_equal(both)
         assert {
-            "A: the wrapping of parameters is left out: linen",
-            "B: the wrapping of parameters is left out: nnx",
+            "A: the name prefix of linen is ignored",
+            "B: the name prefix of nnx is ignored",
         } <= set(map(str, both.naming))
 
     def test_training_state_aligns_with_parameters(self):

@@ -17,6 +17,7 @@ from ckpttools.api.options import (
     REQUESTS,
     ROPE_LAYOUT,
     TIED,
+    count,
     family_names,
     patterns,
     with_help,
@@ -128,7 +129,21 @@ VERIFY = (
     *SELECTION,
 )
 
+DIFF_SORTS = ("rel-l2", "max", "name")
 DIFF = (
+    Option(
+        "sort",
+        DIFF_SORTS,
+        None,
+        "List arrays one by one, and layers, by relative L2 distance, by the largest difference, or by name. "
+        "Default: arrays by name with layers folded, layers by relative L2 distance.",
+    ),
+    count(
+        "top",
+        "List at most N layers and N arrays (of the optimizer, too, and others), by {sort} or by relative L2 "
+        "distance.",
+    ),
+    switch("summary", "Report totals and layers, without single arrays."),
     Option("atol", float, 0.0, "Treat elements as equal if |a-b| <= atol + rtol * max(|a|,|b|).", "X"),
     Option("rtol", float, 0.0, "Relative tolerance.", "X"),
     Option(
