@@ -632,7 +632,7 @@ def test_step_saved_again_while_others_are_deleted_is_kept(gcs, tmp_path, monkey
     monkeypatch.setattr(gcs.server, "fault", save_again)
     (report,) = ckpttools.prune(location, keep_last=1).left
     assert not left
-    assert report.startswith("2: it was written again while" if not is_whole else "2: it was written again")
+    assert ("may lack files" in report) != is_whole and report.startswith("2: it was ")
     there = objects_at(location)
     expected = {name for name in whole if name.startswith(("2/", "3/"))}
     assert there == expected if is_whole else there < expected
