@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ckpttools.api.options.convert import HF_TO_MAXTEXT, MAXTEXT_TO_HF, SHARDS
-from ckpttools.cli.convert_many import ConvertCommand
+from ckpttools.cli.convert import ConvertCommand
 from ckpttools.cli.options import flags, given_flags, output_options, resource_options
 from ckpttools.cli.write import WriteFunction, model_source_and_destination, storage_options, writes
 

@@ -1,9 +1,13 @@
-"""The zarr arrays in a database: their metadata, and which chunks exist."""
+"""The zarr arrays in a database: their metadata, which chunks exist, and links to directories of arrays.
+
+Cycles are rejected, and so are chains of links that double the number of names at each level.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import field
 from math import prod
 from typing import Any
 
@@ -14,6 +18,7 @@ from ckpttools.formats.json_file import parse_json
 from ckpttools.formats.orbax.entries import Entries
 from ckpttools.formats.orbax.ocdbt import Entry
 from ckpttools.formats.zarr.array import ZARR2_DOCUMENT, ZARR3_DOCUMENT, ZarrArray
+from ckpttools.stores.base import DirEntry
 from ckpttools.stores.location import Location
 
 DOCUMENTS = (ZARR3_DOCUMENT, ZARR2_DOCUMENT)
@@ -207,3 +212,45 @@ def _json(text: bytes, location: str) -> Mapping[str, Any]:
     if not isinstance(fields, dict):
         raise FormatError("JSON, but not an object", location=location)
     return fields
+
+
+_MOST_NAMES = 1000
+
+Way = tuple[Location, ...]
+"""Targets of the links that were followed to reach a directory."""
+
+
+@dataclass(frozen=True)
+class FollowedLinks:
+    """The links that were followed in a directory and below.
+
+    Attributes:
+        names: The number of names of each directory.
+    """
+
+    names: Counter[Location] = field(default_factory=Counter)
+
+    def into(self, folder: Location, entry: DirEntry, way: Way) -> Way:
+        """Return the followed links of a subdirectory, given those of its parent.
+
+        Raises:
+            FormatError: A link leads to one of its parents, or links give a directory too many names.
+        """
+        if entry.is_own_dir:
+            return way
+        link = folder / entry.name
+        target, around = link.resolve(), link.parent.resolve()
+        if target in (*way, around, *around.parents):
+            raise FormatError(
+                "a link leads to a directory that it is in", location=link, hint="remove the link"
+            )
+        self.names[target] += 1
+        if self.names[target] > _MOST_NAMES:
+            raise FormatError(
+                f"links give a directory more than {_MOST_NAMES:,} names",
+                location=link,
+                got=f"one more for {target}",
+                expected="a separate directory for each array",
+                hint="remove the links",
+            )
+        return (*way, target)

@@ -20,7 +20,7 @@ from ckpttools.formats.orbax.arrays import Arrays
 from ckpttools.formats.orbax.entries import Files
 from ckpttools.formats.orbax.metadata import TREE_FILE
 from ckpttools.formats.zarr.chunking import CHUNKS
-from ckpttools.formats.zarr.links import FollowedLinks, Way
+from ckpttools.formats.zarr.chunks import FollowedLinks, Way
 from ckpttools.formats.zarr.zarr3 import DOCUMENT
 from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.location import Location

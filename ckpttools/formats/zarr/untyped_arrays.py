@@ -39,9 +39,8 @@ from ckpttools.formats.orbax.steps import IN_PROGRESS, Step
 from ckpttools.formats.read_only import ReadOnlyFormat, left_out
 from ckpttools.formats.sidecar_files import CONFIG, sidecar_config
 from ckpttools.formats.zarr import zarr2, zarr3
-from ckpttools.formats.zarr.chunks import DOCUMENTS, has_array
+from ckpttools.formats.zarr.chunks import DOCUMENTS, FollowedLinks, Way, has_array
 from ckpttools.formats.zarr.legacy_runs import STATE, LegacyRun, has_state, legacy_items, legacy_run
-from ckpttools.formats.zarr.links import FollowedLinks, Way
 from ckpttools.stores.base import DirEntry
 from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.location import Location
