@@ -30,7 +30,7 @@ class PlannedArray:
 
 @dataclass(frozen=True, slots=True)
 class PlanReport:
-    """A plan as data.
+    """A description of a plan.
 
     Attributes:
         parameters: Number of elements of all parameters.

@@ -120,7 +120,7 @@ _PRECISION = {"float64": 8, "float32": 8, "float16": 5}
 
 
 def _format_values(report: ArrayValues) -> str:
-    """Format values like numpy."""
+    """Format values as numpy does."""
     if isinstance(report.values, str):
         return report.values
     import numpy as np

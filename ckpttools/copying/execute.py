@@ -74,7 +74,7 @@ def copy_part(
     command: str,
     observe: Callable[[int], None],
 ) -> Transferred:
-    """Copy a part.
+    """Copy the files of a part to a location.
 
     Args:
         part: The part.

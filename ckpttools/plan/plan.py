@@ -46,9 +46,9 @@ _FEWEST_FROM_FAR = 4
 # With fewer tasks per worker, the last task may leave the other workers idle most of the time.
 _TASKS_PER_WORKER = 4
 _SMALLEST_SHARE = 4 << 20
-# Memory of an array's nodes with its name; of its placement; of a task with its region; of an index entry
-# with its key, twice (as an object and encoded). Converting small arrays of one chunk and one task from
-# safetensors to Orbax took 3.0 KiB per array in total.
+# Memory for each array's nodes and name, each placement, each task and its region, and each index entry and
+# its key, which exist twice (as an object and encoded). Converting small arrays of one chunk and one task
+# from safetensors to Orbax took 3.0 KiB per array in total.
 BYTES_PER_NODE = 512
 _BYTES_PER_ARRAY = 512
 _BYTES_PER_TASK = 1024

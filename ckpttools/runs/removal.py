@@ -218,7 +218,7 @@ class Removal:
             if name not in deleting and self._is_planned(name) and name in self.journal.commits:
                 (self.run / name / COMMIT_FILE).put(self.journal.commits[name].encode())
 
-    # Methods for both.
+    # Methods for runs on a disk and in a bucket.
 
     def _delete(self, name: str) -> None:
         store, going = removing(self.run), at_work(self.run, _DELETING, name)

@@ -53,7 +53,7 @@ class ExpectedLeaf:
 
 @dataclass(frozen=True)
 class TreeTemplate:
-    """A flattened tree.
+    """A tree of expected arrays, flattened to a list.
 
     Attributes:
         leaves: The expected leaves, in the tree's order.
