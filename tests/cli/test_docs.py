@@ -406,7 +406,7 @@ def test_documented_codec_plugin_works(tmp_path, lzma_codec, shards):
     assert ckpttools.doctor(tmp_path / "z").findings == ()
     chunk = next(path for path in sorted((tmp_path / "z" / "w" / "c").rglob("0")) if path.is_file())
     chunk.write_bytes(chunk.read_bytes()[:-1])
-    assert any("are cut" in finding.what for finding in ckpttools.doctor(tmp_path / "z").findings)
+    assert any("are truncated" in finding.what for finding in ckpttools.doctor(tmp_path / "z").findings)
 
 
 @pytest.mark.filterwarnings("ignore::zarr.errors.ZarrUserWarning")

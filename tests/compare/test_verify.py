@@ -438,7 +438,7 @@ CHANGES = {
     ),
     "other value": (
         {"model.norm.weight": np.full(8, 3, BFLOAT16)},
-        "decoder/decoder_norm/scale: other values",
+        "decoder/decoder_norm/scale: different values",
     ),
 }
 

@@ -646,7 +646,7 @@ class TestSafetensors:
         save_file({"base_model.model.lora_A.weight": np.ones(4, F32)}, other)
         (result,) = examine(folder).findings
         assert (result.level, result.check, result.fix) == ("info", "safetensors-index", None)
-        assert other.name in result.what and "take model.safetensors alone" in result.why
+        assert other.name in result.what and "read only model.safetensors" in result.why
         with pytest.raises(FormatError, match="no index can be made"):
             fixes()["index"].apply(parse(folder), ReadOptions())
         assert not (folder / "model.safetensors.index.json").exists()

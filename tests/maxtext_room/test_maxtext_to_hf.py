@@ -10,7 +10,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from support.command_line import with_flags
 from support.golden_data import FAMILIES, SCAN_NAMES, convert, golden_checkpoint
 from support.internals import (
     ModelFiles,
@@ -668,9 +667,8 @@ class TestVocabulary:
         config = json.loads((source / "config.json").read_bytes())
         (source / "config.json").write_text(json.dumps({**config, "vocab_size": 256000}))
         notes = plan_to_maxtext(source).plan.notes.values
-        declared = [with_flags(note.text) for note in notes if note.subject == "vocabulary"]
-        assert declared == [
-            "256000 rows, 256128 in MaxText's own configuration: --pad-vocab 256128, "
+        assert [note.text for note in notes if note.subject == "vocabulary"] == [
+            "256000 rows, 256128 in MaxText's own configuration: pad_vocab=256128, "
             "or set vocab_size=256000 (rows of the embedding) in MaxText's configs/models/*.yml, "
             "or on its command line"
         ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import struct
+import sys
 from functools import partial
 from math import sqrt
 from pathlib import Path
@@ -216,7 +217,7 @@ class TestPlot:
         assert ckpt(*words, "--plot", "lost.png").exit_code == 2
 
     def test_missing_extra_is_named(self, words, monkeypatch):
-        monkeypatch.setattr("ckpttools.inspection.lost_time.find_spec", lambda name: None)
+        monkeypatch.setitem(sys.modules, "resvg_py", None)
         refused = ckpt(*words, "--plot", "lost.png")
         assert refused.exit_code == 2 and "pip install 'ckpttools[plot]'" in refused.output
         assert not Path("lost.png").exists()
