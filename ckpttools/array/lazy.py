@@ -201,7 +201,7 @@ class LazyArray(ABC):
         return f"{type(self).__name__}({self.dtype}{list(self.shape)})"
 
     def _repr_html_(self) -> str:
-        from ckpttools.core.units import format_disk
+        from ckpttools.core.text import format_disk
 
         size = f"{self.size:,} elements, {format_disk(self.nbytes)}"
         return f"<div>{self.dtype}{[*self.shape]} <span style='opacity:0.65'>{size}, not read</span></div>"

@@ -9,8 +9,7 @@ from typing import Any
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Empty, Leaf, Tree
 from ckpttools.core.tabular import text_html
-from ckpttools.core.text import array_count, fold_lines
-from ckpttools.core.units import format_disk
+from ckpttools.core.text import array_count, fold_lines, format_disk
 
 MAX_LINES = 2000
 """The maximum number of lines of a tree in a notebook, so that the browser stays responsive."""

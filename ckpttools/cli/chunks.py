@@ -18,8 +18,7 @@ from ckpttools.cli.options import ANY_PATH, flags, json_option
 from ckpttools.cli.output import print_json, print_lines, report_fields, styled, width, wrap
 from ckpttools.cli.table import Column, draw_table
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.text import fold_lines, format_type, plural, printable
-from ckpttools.core.units import format_count, format_disk
+from ckpttools.core.text import fold_lines, format_count, format_disk, format_type, plural, printable
 from ckpttools.inspection.chunks import Advice, ArrayChunks, ChunksReport, FileChunks
 from ckpttools.sharding.load_prediction import ProcessLoading
 from ckpttools.stores.location import Location

@@ -12,21 +12,24 @@ import click
 from click.core import ParameterSource
 
 from ckpttools.api.options import OPENING
-from ckpttools.api.options.convert import CONVERT
+from ckpttools.api.options.convert import CONVERT, HF_TO_MAXTEXT, MAXTEXT_TO_HF, SHARDS
 from ckpttools.cli.command import BaseCommand, PanelOption
 from ckpttools.cli.command_line import command_line
 from ckpttools.cli.lazy import Deferred, LazyGroup, is_path, lazy_command
-from ckpttools.cli.options import ANY_PATH, flags, given_flags
+from ckpttools.cli.options import ANY_PATH, flags, given_flags, output_options, resource_options
 from ckpttools.cli.output import print_json, print_stderr
 from ckpttools.cli.suggestions import near_commands
 from ckpttools.cli.write import (
     REPORTS,
     OutputOptions,
     WriteCommand,
+    WriteFunction,
     common_options,
     make_command,
     model_source_and_destination,
     refuse_swapped,
+    storage_options,
+    writes,
 )
 from ckpttools.core.errors import DestinationExistsError, UsageError
 from ckpttools.core.text import plural
@@ -41,10 +44,10 @@ if TYPE_CHECKING:
 # Commands that are imported only when they run.
 _COMMANDS = {
     "hf-to-maxtext": lazy_command(
-        "models", "hf_to_maxtext", "Convert Hugging Face safetensors to a MaxText checkpoint."
+        "convert", "hf_to_maxtext", "Convert Hugging Face safetensors to a MaxText checkpoint."
     ),
     "maxtext-to-hf": lazy_command(
-        "models", "maxtext_to_hf", "Convert a MaxText checkpoint to Hugging Face safetensors."
+        "convert", "maxtext_to_hf", "Convert a MaxText checkpoint to Hugging Face safetensors."
     ),
 }
 
@@ -91,8 +94,6 @@ class _ConvertGroup(LazyGroup):
 
 def _parse_conversion(args: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     """Parse the arguments of a conversion whose direction is not known yet, and its reading options."""
-    from ckpttools.cli.models import hf_to_maxtext, maxtext_to_hf
-
     both = {item.name: item for item in (*hf_to_maxtext.params, *maxtext_to_hf.params)}
     parser = BaseCommand(
         "convert",
@@ -270,3 +271,63 @@ def convert() -> None:
       $ ckpt convert ~/models/* --into ~/maxtext
       $ ckpt convert to-zarr3 ~/maxtext/run/checkpoints ~/run.zarr
     """
+
+
+@click.command(
+    "hf-to-maxtext",
+    short_help="Convert Hugging Face safetensors to a MaxText checkpoint.",
+    cls=ConvertCommand,
+)
+@model_source_and_destination
+@flags(*HF_TO_MAXTEXT)
+@storage_options
+@resource_options
+@output_options
+@writes
+def hf_to_maxtext() -> WriteFunction:
+    """Convert a Hugging Face checkpoint to a MaxText checkpoint.
+
+    SRC is a directory with config.json and the weights, as safetensors or as PyTorch and its trainers save
+    them, or a model on the Hub. DST gets 0/items in the layout of MaxText's own converter; pass it to MaxText
+    as load_parameters_path=DST/0/items.
+
+    DST appears only when everything is written; until then the data is in DST.partial. Run the same command
+    again to resume an interrupted conversion.
+
+    \b
+    Examples:
+      $ ckpt convert hf-to-maxtext ~/models/Llama-3.1-8B ~/maxtext/llama3.1-8b
+      $ ckpt convert hf-to-maxtext ~/Llama-3.1-8B ~/out --no-scan --dtype bfloat16
+      $ ckpt convert hf-to-maxtext hf://Qwen/Qwen3-8B gs://bucket/qwen3 --dry-run
+    """
+    from ckpttools.api.hf_to_maxtext import hf_to_maxtext
+
+    return hf_to_maxtext
+
+
+@click.command(
+    "maxtext-to-hf",
+    short_help="Convert a MaxText checkpoint to Hugging Face safetensors.",
+    cls=ConvertCommand,
+)
+@model_source_and_destination
+@flags(*MAXTEXT_TO_HF)
+@given_flags(*SHARDS)
+@resource_options
+@output_options
+@writes
+def maxtext_to_hf() -> WriteFunction:
+    """Convert a MaxText checkpoint to a model that transformers and vLLM load.
+
+    SRC is a run directory, a step or an item, with parameters only or training state (the optimizer is not
+    read), in Linen or NNX, with stacked layers or not. DST gets the weights, config.json and the other files
+    that hf-to-maxtext stored or --like has.
+
+    \b
+    Examples:
+      $ ckpt convert maxtext-to-hf ~/run/checkpoints ~/tuned --like ~/Llama-3.1-8B
+      $ ckpt convert maxtext-to-hf gs://bucket/run ~/tuned --step 500
+    """
+    from ckpttools.api.maxtext_to_hf import maxtext_to_hf
+
+    return maxtext_to_hf

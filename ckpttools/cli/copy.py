@@ -21,8 +21,7 @@ from ckpttools.cli.options import (
 )
 from ckpttools.cli.output import labeled_lines, print_report, print_stderr, prose_width
 from ckpttools.cli.progress import progress_events
-from ckpttools.core.text import plural
-from ckpttools.core.units import format_disk, format_memory
+from ckpttools.core.text import format_disk, format_memory, plural
 from ckpttools.stores.location import Location
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ from ckpttools.cli.progress import progress_events
 from ckpttools.cli.table import Column, draw_table
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, UsageError
-from ckpttools.core.text import fold_lines, format_type, plural, printable
-from ckpttools.core.units import format_disk
+from ckpttools.core.text import fold_lines, format_disk, format_type, plural, printable
 from ckpttools.stores.location import Location
 
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from importlib.resources import files
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
@@ -183,3 +184,18 @@ def _find(root: click.Context, words: tuple[str, ...]) -> click.Context:
             raise click.UsageError(f"No such command {word!r}. {instead}".rstrip(), found)
         found = click.Context(command, info_name=word, parent=found)
     return found
+
+
+@click.command(short_help="Print a SKILL.md for coding agents.", cls=BaseCommand)
+def skill() -> None:
+    """Print a SKILL.md that tells coding agents how to use ckpt.
+
+    Agents that support skills read it from their directory of skills. Other agents take it as part of their
+    instructions, such as AGENTS.md.
+
+    \b
+    Examples:
+      $ ckpt skill > ~/.claude/skills/ckpttools/SKILL.md
+      $ ckpt skill > AGENTS.md
+    """
+    click.echo(files("ckpttools.cli").joinpath("SKILL.md").read_text(), nl=False)

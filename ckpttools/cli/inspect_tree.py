@@ -29,8 +29,7 @@ from ckpttools.cli.table import Column, TreeRow, draw_tree
 from ckpttools.cli.tree_facts import fact_lines
 from ckpttools.core.errors import SeveralCheckpointsError
 from ckpttools.core.options import switch
-from ckpttools.core.text import format_type, plural, printable
-from ckpttools.core.units import format_count, format_disk
+from ckpttools.core.text import format_count, format_disk, format_type, plural, printable
 from ckpttools.inspection.comparison import Comparison
 from ckpttools.inspection.folding import Branch
 from ckpttools.inspection.tree import ArrayReport, TreeReport

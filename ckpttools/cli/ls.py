@@ -13,8 +13,7 @@ from ckpttools.cli.command import BaseCommand
 from ckpttools.cli.options import ANY_PATH, flags, json_option
 from ckpttools.cli.output import labeled_lines, print_report, styled, width
 from ckpttools.cli.table import Column, draw_table
-from ckpttools.core.text import format_age, plural, printable, sample_names
-from ckpttools.core.units import format_disk
+from ckpttools.core.text import format_age, format_disk, plural, printable, sample_names
 from ckpttools.formats.detect import LocationKind, count_members
 from ckpttools.runs.collection import CollectionListing
 from ckpttools.runs.listing import ItemListing, RunListing, StepListing

@@ -29,8 +29,7 @@ from ckpttools.cli.suggestions import ALIASES, translate_maxtext_script
 from ckpttools.core.details import log_detail
 from ckpttools.core.errors import CheckpointWarning, SeveralCheckpointsError, StepWarning, UsageError
 from ckpttools.core.plugins import entry_points_of, package_name
-from ckpttools.core.text import plural
-from ckpttools.core.units import format_disk
+from ckpttools.core.text import format_disk, plural
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

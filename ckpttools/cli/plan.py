@@ -14,8 +14,7 @@ from ckpttools.cli.output import print_json, print_lines, print_stderr
 from ckpttools.cli.write import WriteCommand
 from ckpttools.core.errors import UsageError
 from ckpttools.core.options import Option
-from ckpttools.core.text import plural
-from ckpttools.core.units import format_disk
+from ckpttools.core.text import format_disk, plural
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 

@@ -11,8 +11,15 @@ from ckpttools.api.plan_report import PlanReport
 from ckpttools.api.plan_status import PartStatus, PlanStatus
 from ckpttools.cli.output import labeled_lines, print_lines, print_stderr, prose_width
 from ckpttools.core.notes import Note, Notes
-from ckpttools.core.text import first_names, plural
-from ckpttools.core.units import format_count, format_disk, format_duration, format_exact, format_memory
+from ckpttools.core.text import (
+    first_names,
+    format_count,
+    format_disk,
+    format_duration,
+    format_exact,
+    format_memory,
+    plural,
+)
 from ckpttools.run.entries import index_ranges
 from ckpttools.run.events import Receipt
 from ckpttools.run.parts import PartReceipt

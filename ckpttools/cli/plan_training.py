@@ -19,8 +19,7 @@ from ckpttools.cli.output import (
     print_stderr,
     prose_width,
 )
-from ckpttools.core.text import plural, printable
-from ckpttools.core.units import format_count, format_disk, format_exact
+from ckpttools.core.text import format_count, format_disk, format_exact, plural, printable
 
 if TYPE_CHECKING:
     from ckpttools.api.sources import Opening

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ckpttools.cli.output import chosen, has_color, print_json, print_stderr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.process_memory import current_bytes
-from ckpttools.core.units import format_disk, format_duration, format_memory
+from ckpttools.core.text import format_disk, format_duration, format_memory
 from ckpttools.run.events import Comparing, Event, Fetching, Observer, Publishing, Started, TaskDone
 
 if TYPE_CHECKING:

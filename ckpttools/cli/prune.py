@@ -12,8 +12,7 @@ from ckpttools.cli.options import ANY_PATH, flags, json_option
 from ckpttools.cli.output import labeled_lines, print_report, styled, width, with_flags
 from ckpttools.cli.table import Column, draw_table
 from ckpttools.core.options import switch
-from ckpttools.core.text import plural, printable
-from ckpttools.core.units import format_disk
+from ckpttools.core.text import format_disk, plural, printable
 from ckpttools.stores.location import Location
 
 if TYPE_CHECKING:

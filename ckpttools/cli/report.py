@@ -14,8 +14,7 @@ from ckpttools.cli.options import ANY_PATH, flags, json_option, progress_option,
 from ckpttools.cli.output import print_json, print_lines, print_stderr, report_fields
 from ckpttools.cli.progress import progress_events
 from ckpttools.core.options import Option, switch
-from ckpttools.core.text import plural
-from ckpttools.core.units import format_disk
+from ckpttools.core.text import format_disk, plural
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 

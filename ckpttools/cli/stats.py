@@ -15,8 +15,7 @@ from ckpttools.cli.output import exit_with_differences, print_json, print_lines,
 from ckpttools.cli.progress import progress_events
 from ckpttools.cli.table import Column, draw_table
 from ckpttools.core.options import switch
-from ckpttools.core.text import plural, printable
-from ckpttools.core.units import format_disk
+from ckpttools.core.text import format_disk, plural, printable
 from ckpttools.inspection.distribution import Distribution
 from ckpttools.inspection.stats import ArrayStats, Statistics, StatsReport
 from ckpttools.stores.location import Location

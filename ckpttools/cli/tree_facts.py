@@ -8,8 +8,7 @@ from typing import Any
 
 from ckpttools.adapters.summary import AdapterReport
 from ckpttools.cli.output import labeled_lines, styled
-from ckpttools.core.text import first_names, plural, printable
-from ckpttools.core.units import format_count, format_disk
+from ckpttools.core.text import first_names, format_count, format_disk, plural, printable
 from ckpttools.formats.adapters import LORA
 from ckpttools.formats.origin import SOURCE
 from ckpttools.inspection.tree import ItemReport, Total, TreeReport

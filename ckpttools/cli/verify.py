@@ -17,8 +17,7 @@ from ckpttools.cli.options import ANY_PATH, flags, json_option, progress_option,
 from ckpttools.cli.output import exit_with_differences, print_report, styled
 from ckpttools.cli.progress import progress_events
 from ckpttools.core.errors import UsageError
-from ckpttools.core.text import fold_lines, plural, printable
-from ckpttools.core.units import format_disk
+from ckpttools.core.text import fold_lines, format_disk, plural, printable
 from ckpttools.stores.contents import SupportsContents
 from ckpttools.stores.location import Location
 

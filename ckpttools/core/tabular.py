@@ -8,8 +8,7 @@ from html import escape
 from typing import Any, ClassVar
 
 from ckpttools.core.message_terms import render_all
-from ckpttools.core.text import printable
-from ckpttools.core.units import format_disk
+from ckpttools.core.text import format_disk, printable
 
 MAX_ROWS = 200
 """Maximum number of rows that a notebook shows."""
