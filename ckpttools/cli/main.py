@@ -143,7 +143,7 @@ _GROUPS = {
         "formats": lazy_command("families", "formats", "List the supported checkpoint formats."),
         "demo": lazy_command("demo", "demo", "Convert a small model to MaxText and back, and load it."),
         "help": lazy_command("help", "help_command", "Show the help of a command, or of a topic."),
-        "skill": lazy_command("skill", "skill", "Print a SKILL.md for coding agents."),
+        "skill": lazy_command("help", "skill", "Print a SKILL.md for coding agents."),
         "completion": lazy_command("completion", "completion", "Print or install a shell completion script."),
     },
 }

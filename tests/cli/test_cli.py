@@ -23,7 +23,7 @@ from support.locations import HF, ORBAX
 import ckpttools
 from ckpttools.cli.lazy import LazyGroup
 from ckpttools.cli.progress import Lines, Listener
-from ckpttools.core import units
+from ckpttools.core import text as texts
 from ckpttools.testing import models
 from ckpttools.testing.models import LlamaSizes
 
@@ -503,23 +503,23 @@ class TestUnits:
         ],
     )
     def test_format_disk_uses_decimal_units(self, nbytes: int, text: str):
-        assert units.format_disk(nbytes) == text
+        assert texts.format_disk(nbytes) == text
 
     @pytest.mark.parametrize(
         ("nbytes", "text"), [(12, "12 B"), (1 << 30, "1.00 GiB"), (100 << 20, "100 MiB"), (2048, "2.00 KiB")]
     )
     def test_format_memory_uses_binary_units(self, nbytes: int, text: str):
-        assert units.format_memory(nbytes) == text
+        assert texts.format_memory(nbytes) == text
 
     @pytest.mark.parametrize(
         ("number", "text"), [(12, "12"), (1_235_814_400, "1.24 B"), (671_000_000_000, "671 B")]
     )
     def test_format_count_abbreviates_numbers(self, number: int, text: str):
-        assert units.format_count(number) == text
+        assert texts.format_count(number) == text
 
     def test_format_duration_prints_hours_minutes_seconds(self):
-        assert units.format_duration(0.4) == "0:00:00"
-        assert units.format_duration(3725) == "1:02:05"
+        assert texts.format_duration(0.4) == "0:00:00"
+        assert texts.format_duration(3725) == "1:02:05"
 
 
 class TestLines:
