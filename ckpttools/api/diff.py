@@ -362,8 +362,13 @@ def _explained(
 
     # Causes may involve arrays outside the selection, such as renamed ones.
     every = replace(both, a={**both.a, **chosen.a}, b={**both.b, **chosen.b})
+    parameters = [item for item in with_roles(result, {**every.a, **every.b}) if item.role == "parameter"]
+    # If training has changed the weights, the search in optimizer state would take most of the time.
+    names = {item.name for item in (result if all(item.is_equal for item in parameters) else parameters)}
+    searched = [item for item in result if item.name in names]
     try:
-        return explain(result, every, memory=scan.memory, jobs=scan.jobs), ()
+        causes = {item.name: item for item in explain(searched, every, memory=scan.memory, jobs=scan.jobs)}
+        return tuple(causes.get(item.name, item) for item in result), ()
     except DamagedScalesError as error:
         scales = error.location or "scales of a weight"
         why = f"causes were not searched, because of non-finite values from {scales}"
