@@ -243,7 +243,6 @@ _MISSING_ARGUMENTS: Mapping[str, str] = {
     "PATH": "Pass the path of a checkpoint.",
     "DST": "Pass the path to write, after the source.",
     "A": "Pass two checkpoints, or two steps of a run: RUN/1 RUN/2.",
-    "B": "Pass two checkpoints, or two steps of a run: RUN/1 RUN/2.",
     "NAME[INDEX]": "`ckpt inspect tree PATH --flat` lists the names of the arrays.",
     "NAME|FILE": "`ckpt families` lists the names.",
     "ADAPTER": "Pass the base model, the adapter and the path to write.",

@@ -57,7 +57,11 @@ MISTAKES: dict[int, dict[str, str]] = {
         "average run x --last 5": "`ckpt ls run` lists them",
         "average run x --steps 1..9/1": "there are no steps 3, 4, 5, 6, 7, 8, 9",
         # missing and extra arguments
-        "diff run": "Pass two checkpoints, or two steps of a run: RUN/1 RUN/2.",
+        "diff run": "hint     compare two steps: ckpt diff",
+        "diff hf": "hint     name the other checkpoint after it",
+        "diff": "Pass two checkpoints, or two steps of a run: RUN/1 RUN/2.",
+        "diff hf qwen --sort size": "'size' is not one of 'rel-l2', 'max', 'name'",
+        "diff hf qwen --top 0": "'0' is not an integer of at least 1",
         "cat hf": "`ckpt inspect tree PATH --flat` lists the names of the arrays.",
         "copy mt": "Missing argument 'DST'. Pass the path to write, after the source.",
         "convert hf-to-maxtext": "Missing argument 'SRC'. Pass the path of a checkpoint.",
