@@ -137,9 +137,19 @@ def find_contradictions(given: GivenSettings, values: Values) -> Iterator[Contra
     """
     for name, setting in values.items():
         result = given.values.get(name)
-        if result is None or is_equivalent(name, result.value, setting.value):
+        if result is not None and not is_equivalent(name, result.value, setting.value):
+            yield Contradiction(name, result.value, result.source, setting.value, setting.source)
+        # MaxText overwrites num_decoder_layers and others with values computed from base_num_decoder_layers.
+        computed = given.values.get(name.removeprefix("base_"))
+        if (
+            computed is None
+            or computed is result
+            or computed.value in (None, setting.value)
+            or given.value("global_parameter_scale") not in (None, 1)
+        ):
             continue
-        yield Contradiction(name, result.value, result.source, setting.value, setting.source)
+        source = f"MaxText computes it from {name}"
+        yield Contradiction(computed.name, computed.value, computed.source, setting.value, source)
 
 
 def is_equivalent(name: str, declared: Any, expected: Any) -> bool:
