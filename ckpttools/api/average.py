@@ -71,7 +71,7 @@ def average(
     if len(others) + len(chosen) < 2 and parameters is None:
         raise UsageError(
             "an average needs at least two checkpoints",
-            got=_alone(source, *chosen),
+            got=_alone(source, *chosen) or "one source, and the destination",
             hint=f"name several, or the last steps of a run: {option('last', 'N')}",
         )
     for other in others:

@@ -173,7 +173,7 @@ class Tree(Mapping[Path, Leaf]):
             near = [item for item in known if item.endswith((f"/{name}", f".{name}"))][:3] or near_names(
                 name, known
             )
-            message, hint = "there is no such path", f"did you mean {' or '.join(near)}?" if near else ""
+            message, hint = "no array has this name", f"did you mean {' or '.join(near)}?" if near else ""
             hint = hint or f"{action('inspect.names', self.metadata.location or 'PATH')} lists the names"
         return NoSuchPathError(message, location=self.metadata.location or None, got=name, hint=hint or None)
 

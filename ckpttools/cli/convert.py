@@ -87,10 +87,6 @@ class _ConvertGroup(LazyGroup):
             refuse_swapped(*map(parse, words))
         return super().resolve_command(ctx, [first, *rest])
 
-    def suggest(self, ctx: click.Context, args: Sequence[str], known: Sequence[str]) -> str:
-        meant = super().suggest(ctx, args, known)
-        return meant if meant.startswith("Did") else f"No path has this name either. {meant}"
-
 
 def _parse_conversion(args: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     """Parse the arguments of a conversion whose direction is not known yet, and its reading options."""

@@ -191,14 +191,14 @@ def _verdict_lines(result: FamilyCheck) -> Iterator[str]:
     yield f"{name}: {'sound' if result.sound else plural(len(result.findings), 'finding')}"
     names = {"huggingface": ", with Hugging Face's names", "maxtext": ", with MaxText's names"}
     if result.against:
-        yield from _to_entry("tried on", result.against + names.get(result.side or "", ""))
+        yield from _to_entry("tested on", result.against + names.get(result.side or "", ""))
     if result.config:
         yield from _to_entry("sizes from", result.config)
     if result.models:
-        yield from _to_entry("tried on", plural(len(result.models), "model") + " made up")
+        yield from _to_entry("tested on", plural(len(result.models), "synthetic model"))
     for layout in result.layouts:
         arrays = f"{plural(result.num_arrays, 'array')}, {layout.num_arrays:,} in MaxText, and back"
-        yield from _to_entry("there", f"{layout.name}: {arrays}")
+        yield from _to_entry("converts", f"{layout.name}: {arrays}")
     for kind in dict.fromkeys(finding.kind for finding in result.findings):
         yield from _section_lines(kind, [item for item in result.findings if item.kind == kind])
     if result.hints:

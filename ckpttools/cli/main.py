@@ -231,8 +231,7 @@ class _Root(LazyGroup):
         begun = find_unfinished(parse(name))
         if begun is not None:
             return f"Interrupted conversion: {next_step(begun)}."
-        meant = super().suggest(ctx, args, known)
-        return meant if meant.startswith("Did") else f"No path has this name either. {meant}"
+        return super().suggest(ctx, args, known)
 
     def help_text(self, ctx: click.Context, *, is_full: bool) -> str:
         return super().help_text(ctx, is_full=True)

@@ -88,8 +88,10 @@ def maxtext_config(
     odd = next((word for word in words if word.startswith("--")), None)
     if odd is not None:
         raise click.NoSuchOption(odd, possibilities=_suggest_options(odd))
-    if bool(words) != check:
-        raise click.UsageError("--check goes with settings, after PATH: a configuration file, or NAME=VALUE.")
+    if words and not check:
+        raise click.UsageError(f"Settings need --check. Did you mean --check {join(words)}?")
+    if check and not words:
+        raise click.UsageError("--check needs settings, after PATH: a configuration file, or NAME=VALUE.")
     result = call(
         path,
         check=words,

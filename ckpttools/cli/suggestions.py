@@ -69,6 +69,7 @@ _COMMAND_SYNONYMS: Mapping[str, str] = {
     **dict.fromkeys(("train", "decode"), "'maxtext-config PATH --command train'"),
     **dict.fromkeys(("exit-codes", "options", "environment"), "'ckpt help TOPIC'"),
     "open": "'ckpt PATH', or 'inspect tree'",
+    "ckpt": "the command without a second 'ckpt'",
     "shard": "'reshard'",
     "optimizer": "'strip-optimizer'",
 }
@@ -95,6 +96,7 @@ _OPTION_SYNONYMS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("--private", "--visibility"), ("--public",)),
     **dict.fromkeys(("--base", "--reference-model", "--original", "--hf-model"), ("--like", "--against")),
     **dict.fromkeys(("--shard-size", "--max_shard_size"), ("--max-shard-size",)),
+    **dict.fromkeys(("--to", "--format", "--method", "--quantization"), ("--scheme", "--to")),
     **dict.fromkeys(("--link", "--hardlink"), ("--reference",)),
     **dict.fromkeys(("--no-link", "--deep"), ("--copy",)),
     **dict.fromkeys(("--hf_model_path", "--hf-model-path"), ("--like",)),
@@ -102,12 +104,11 @@ _OPTION_SYNONYMS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("--tie", "--tie-word-embeddings", "--tied-embeddings"), ("--tied",)),
 }
 
+# Options of other tools for the destination.
+_DESTINATIONS = ("--output", "-o", "--out", "--to", "--dest", "--output-dir", "--output_dir")
 # Options of other tools that a command may not need, with advice.
 _OPTION_ADVICE: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("--output", "-o", "--out", "--to", "--dest", "--output-dir", "--output_dir"),
-        "The destination is an argument, after the source.",
-    ),
+    **dict.fromkeys(_DESTINATIONS, "The destination is an argument, after the source."),
     **dict.fromkeys(("--input", "-i", "--source", "--src", "--model"), "The source is an argument."),
     **dict.fromkeys(("--device", "--device-map", "--cuda"), "No device is needed: leave it out."),
     "--trust-remote-code": "No code of a model is ever run: leave it out.",
@@ -246,6 +247,7 @@ _MISSING_ARGUMENTS: Mapping[str, str] = {
     "NAME[INDEX]": "`ckpt inspect tree PATH --flat` lists the names of the arrays.",
     "NAME|FILE": "`ckpt families` lists the names.",
     "ADAPTER": "Pass the base model, the adapter and the path to write.",
+    "DECODER": "Pass the multimodal model, the model with the new decoder, and the path to write.",
 }
 # Commands -> the option for another path after their arguments.
 _EXTRA_PATHS: Mapping[str, str] = {"verify": "--against"}
@@ -260,13 +262,37 @@ def explain_usage_error(error: click.UsageError) -> click.UsageError:
     if isinstance(error, click.MissingParameter) and error.param is not None:
         if isinstance(error.param, click.Option):
             advice, _, _ = (error.param.help or "").partition(". ")
+            usage = f"{error.param.opts[-1]} {error.param.metavar or 'VALUE'}"
+            advice = f"Pass {usage}: {advice[:1].lower()}{advice[1:]}"
         else:
             advice = _MISSING_ARGUMENTS.get(error.param.metavar or (error.param.name or "").upper(), "")
         return click.UsageError(f"{message} {advice}".rstrip(), ctx)
     if message.startswith("Got unexpected extra argument") and name in _EXTRA_PATHS:
         path = message.partition("(")[2].split(" ")[0].rstrip(")")
         return click.UsageError(f"{message}. Did you mean {_EXTRA_PATHS[name]} {path}?", ctx)
+    if message.startswith("Got unexpected extra argument") and message.endswith(")") and ctx is not None:
+        arguments = " ".join(_usage_of_arguments(ctx)) or "no arguments"
+        return click.UsageError(f"{message}. The command takes {arguments}.", ctx)
     return error
+
+
+def _usage_of_arguments(ctx: click.Context) -> list[str]:
+    """Return the arguments of a command as its usage line shows them."""
+    return [piece for param in ctx.command.get_params(ctx) for piece in param.get_usage_pieces(ctx)]
+
+
+def _explain_format(command: str, meant: str) -> str:
+    """Explain what to type instead of --to for one of the two main conversions."""
+    own, other = {"maxtext", "orbax"}, {"hf", "huggingface"}
+    reverse = "maxtext-to-hf"
+    if command == reverse:
+        own, other, reverse = {"hf", "huggingface", "safetensors"}, {"maxtext"}, "hf-to-maxtext"
+    if meant in own:
+        return f"The command writes this format: leave --to {meant} out."
+    if meant in other:
+        return f"Did you mean 'ckpt convert {reverse}'?"
+    name = f"to-{meant}" if meant in ("orbax", "safetensors", "zarr3") else "to-FORMAT"
+    return f"For another format, use ckpt convert {name} SRC DST."
 
 
 def explain_unknown_option(error: click.NoSuchOption) -> str:
@@ -278,15 +304,19 @@ def explain_unknown_option(error: click.NoSuchOption) -> str:
             item for param in ctx.command.get_params(ctx) for item in (*param.opts, *param.secondary_opts)
         ]
     meant = [item for item in _OPTION_SYNONYMS.get(name, ()) if item in known]
+    typed = dict(_read_settings(split(str(ctx.meta.get(COMMAND_LINE_KEY, ""))))) if ctx is not None else {}
     if name == "--to" and ctx is not None and ctx.command.name in _CONVERSIONS:
-        return f"No such option: {name}. For another format, use ckpt convert to-FORMAT SRC DST."
+        return f"No such option: {name}. {_explain_format(ctx.command.name, typed.get('to', ''))}"
     if name.replace("-", "_") == "__scan_layers" and ctx is not None and "--no-scan" not in known:
         return f"No such option: {name}. The layout is read from the checkpoint: leave it out."
-    if name.replace("-", "_") == "__scan_layers" and "--no-scan" in meant and ctx is not None:
-        settings = dict(_read_settings(split(str(ctx.meta.get(COMMAND_LINE_KEY, "")))))
-        meant = ["--no-scan" if settings.get("scan_layers") == "false" else "--scan"]
+    if name.replace("-", "_") == "__scan_layers" and "--no-scan" in meant:
+        meant = ["--no-scan" if typed.get("scan_layers") == "false" else "--scan"]
     if meant:
         return f"No such option: {printable(name)}. Did you mean {' or '.join(meant)}?"
+    if name in _DESTINATIONS and ctx is not None and "DST" not in " ".join(_usage_of_arguments(ctx)):
+        meant = [item for item in ("--output", "--manifest") if item in known]
+        advice = f"Did you mean {meant[0]}?" if meant else "To write the output to a file, append > FILE."
+        return f"No such option: {name}. {advice}"
     if name in _OPTION_ADVICE:
         return f"No such option: {name}. {_OPTION_ADVICE[name]}"
     near = get_close_matches(name, [item for item in known if item.startswith("--")], n=2, cutoff=0.75)

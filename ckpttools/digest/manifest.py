@@ -159,12 +159,13 @@ def read_manifest(where: LocationLike) -> Manifest:
         FormatError: The file is not a manifest, has another version, or was changed afterwards.
     """
     path = parse(where)
+    hint = f"pass a file that {option('manifest')} or {action('hash')} wrote"
     try:
         document = json.loads(path.require_exists().read_bytes())
     except StorageError as error:
-        raise error.at(hint=f"pass a file that {option('manifest')} or {action('hash')} wrote") from error
+        raise error.at(hint=hint) from error
     except (ValueError, RecursionError) as error:
-        raise FormatError("the manifest is not JSON", location=path, got=error) from error
+        raise FormatError("the manifest is not JSON", location=path, got=error, hint=hint) from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise FormatError(
             "not a manifest",

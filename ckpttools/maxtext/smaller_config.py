@@ -111,7 +111,7 @@ def _field(config: Mapping[str, Any], names: Sequence[str | int], what: str) -> 
     if result is None:
         raise ConfigError(
             f"{option(what)} does not apply to this model",
-            expected=" or ".join(dict.fromkeys(known)) or "a family whose rows have such an axis",
+            expected=" or ".join(dict.fromkeys(known)) or f"a model with {what}",
             hint=f"leave {option(what)} out",
         )
     return result

@@ -481,7 +481,8 @@ def _not_a_plan_error(line: bytes, location: object) -> FormatError:
     return FormatError(
         f"the file is not a plan of {_writing_command()}",
         location=location,
-        got=repr(line[:40].decode(errors="replace")),
+        got=repr(line[:40].decode(errors="replace")) if line else None,
+        hint=f"pass a file that {_writing_command()} wrote",
     )
 
 

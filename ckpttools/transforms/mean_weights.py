@@ -73,6 +73,7 @@ class MeanWeights:
         if len(weights) != count or not all(map(isfinite, weights)):
             raise UsageError(
                 "each checkpoint needs a finite weight",
+                expected=f"one finite number for each of the {count} checkpoints",
                 got=f"{', '.join(f'{weight:g}' for weight in weights)} for {count} checkpoints",
             )
         if not self.normalize:

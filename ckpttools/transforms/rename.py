@@ -140,6 +140,19 @@ class Rule:
         return f"{self.source} -> {self.target or 'dropped'}"
 
 
+def _with_any_text(rule: Rule, tree: Tree) -> str | None:
+    """Return the template of a rule with {...} instead of a field or *, if only that matches a leaf."""
+    if rule.axes is not None or _has_text(rule.template) or any(map(rule.match, tree)):
+        return None
+    fields = [f"{{{item.partition('}')[0]}}}" for item in rule.source.split("{")[1:]]
+    for name in (*fields, *("*" * rule.source.count("*"))[:1]):
+        instead = rule.source.replace(name, "{...}", 1)
+        template = parse_template(instead)
+        if any(template.match(rule.name(path)) for path in tree):
+            return instead
+    return None
+
+
 def _has_text(template: Template) -> bool:
     return template.after is not None
 
@@ -186,6 +199,13 @@ class Remap:
         for rule in self.rules:
             if rule.optional or any(rule is item for item in used):
                 continue
+            if (instead := _with_any_text(rule, tree)) is not None:
+                raise MappingError(
+                    "a rule matches nothing",
+                    location=f"{self.location}: {rule}",
+                    expected="{...} for any text; a named field such as {layer} matches only a number",
+                    hint=f'write `from = "{instead}"`, and {{...}} in `to`',
+                )
             # Both ways of joining keys are listed, because joining may be the mistake.
             names = dict.fromkeys(join(path) for join in (rule.name, keystr, dotted) for path in tree)
             near = near_names(rule.source, names, 1)

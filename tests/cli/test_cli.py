@@ -79,7 +79,7 @@ class TestCommands:
 
     def test_path_after_a_group_gets_a_hint(self):
         result = ckpt("inspect", HF)
-        assert result.exit_code == 2 and f"It is a path: 'ckpt {HF}' identifies it" in result.stderr
+        assert result.exit_code == 2 and f"Did you mean 'ckpt inspect tree {HF}'?" in result.stderr
 
     def test_misspelled_subcommand_gets_a_suggestion(self):
         result = ckpt("convert", "hf-to-maxtex", "a", "b")

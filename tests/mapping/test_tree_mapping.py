@@ -48,7 +48,7 @@ def test_missing_path_raises_key_error_with_hint():
     with pytest.raises(KeyError, match="did you mean params/layers/0/kernel") as caught:
         tree["params/layers/0/kernle"]
     assert isinstance(caught.value, CheckpointError) and caught.value.location == "here"
-    assert str(caught.value).startswith("there is no such path")
+    assert str(caught.value).startswith("no array has this name")
     with pytest.raises(NoSuchPathError, match=r"glob\('params/layers'\)"):
         tree["params/layers"]
     with pytest.raises(KeyError):

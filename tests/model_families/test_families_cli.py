@@ -117,8 +117,8 @@ class TestCheck:
         for name in ("llama", mine()):
             lines = succeed("families", "check", name).stdout.splitlines()
             assert lines[0] == "llama: sound"
-            assert "4 models made up" in lines[1]
-            assert [line.split("there")[1].split(":")[0].strip() for line in lines[2:]] == [
+            assert "4 synthetic models" in lines[1]
+            assert [line.split("converts")[1].split(":")[0].strip() for line in lines[2:]] == [
                 "unscanned",
                 "scanned on axis 0",
                 "scanned on axis 1",

@@ -312,8 +312,8 @@ def _check_end(end: int, source: ByteSource) -> None:
     if end == source.size:
         return
     if end > source.size:
-        message, hint = f"truncated file: {end - source.size} bytes are missing", _FETCH
+        message, hint = f"truncated file: {end - source.size:,} bytes are missing", _FETCH
     else:
-        message = f"{source.size - end} extra bytes after the last tensor"
+        message = f"{source.size - end:,} extra bytes after the last tensor"
         hint = f"fetch it again, as two downloads may have written into it; `truncate -s {end}` cuts them off"
     _refuse(message, source.path, f"{source.size} bytes", f"{end} bytes", hint)

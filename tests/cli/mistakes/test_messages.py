@@ -1,8 +1,9 @@
 """Mistakes in commands on real checkpoints: the exit code, and the part of the message that helps.
 
 The lines run in a directory with these names: `hf` (a Hugging Face Llama), `qwen` (another model), `mt` (`hf`
-as MaxText), `run` (steps 1 and 2), `many` (two models), `lora` (adapters), `notes.txt`, `empty`, and damaged
-copies of `hf`: `corrupt`, `cut`, `bare` (without config.json) and `deep` (with more layers in config.json).
+as MaxText), `run` (steps 1 and 2), `many` (two models), `lora` (adapters), `notes.txt`, `rest.toml` (a rule
+with a wrong field), `empty`, and damaged copies of `hf`: `corrupt`, `cut`, `bare` (without config.json) and
+`deep` (with more layers in config.json).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from support.locations import GOLDEN, ORBAX, ROOT
 MISTAKES: dict[int, dict[str, str]] = {
     1: {
         "maxtext-config mt --check foo=1": "MaxText 0.2.5 has no such setting; leave it out",
+        "maxtext-config mt --check num_decoder_layers=9": "computes it from base_num_decoder_layers)",
         "maxtext-config mt --check base_emb_dim=2048": "expected  64 (config.json: hidden_size)",
         "resolve load_parameters_path=mt/0/items": "Orbax refuses relative paths",
         "verify mt --against qwen": "`ckpt diff qwen mt/0/items` shows the size of the differences",
@@ -42,10 +44,12 @@ MISTAKES: dict[int, dict[str, str]] = {
         "convert to-safetensor mt x": "Did you mean 'to-safetensors'?",
         "convert to-pytorch mt x": "Did you mean 'convert to-safetensors', which PyTorch loads?",
         "convert to-gguf mt x": "convert_hf_to_gguf.py",
-        "help convert hf": "Commands: hf-to-maxtext, maxtext-to-hf",
+        "help convert hf": "No such command 'hf'. It is a path: 'ckpt hf' identifies it",
+        "inspect hf": "Did you mean 'ckpt inspect tree hf'?",
+        "ckpt inspect hf": "Did you mean the command without a second 'ckpt'?",
         # a directory with the name of a mistyped command
         "lora merge hf lora x": "Did you mean 'adapter merge', or 'average' for whole models?",
-        "many hf x": "No such command 'many'.",
+        "many hf x": "No such command 'many'. It is a path: 'ckpt many' identifies it",
         # steps
         "run@1": "did you mean run/1?",
         "diff run@1 run@2": "did you mean run/1?",
@@ -67,17 +71,29 @@ MISTAKES: dict[int, dict[str, str]] = {
         "convert hf-to-maxtext": "Missing argument 'SRC'. Pass the path of a checkpoint.",
         "families show": "`ckpt families` lists the names.",
         "doctor": "Missing argument 'PATH'.",
-        "plan-training mt": "Missing option '--hosts'. Hosts per slice.",
-        "reshard mt x": "Missing option '--mesh'. Axes of the devices and their sizes: fsdp=16,tensor=2.",
-        "plan convert hf-to-maxtext hf x": "Missing option '-o' / '--output'. File for the plan.",
+        "plan-training mt": "Missing option '--hosts'. Pass --hosts N: hosts per slice.",
+        "reshard mt x": "Missing option '--mesh'. Pass --mesh MESH: axes of the devices and their sizes",
+        "plan convert hf-to-maxtext hf x": "Pass --output PLAN: file for the plan.",
+        "stitch hf": "Pass the multimodal model, the model with the new decoder, and the path to write.",
         "verify mt hf": "Did you mean --against hf?",
+        "hash hf mt": "(mt). The command takes PATH.",
+        "formats orbax": "(orbax). The command takes no arguments.",
+        "adapter merge hf lora lora x": "(x). The command takes BASE ADAPTER DST.",
         "convert maxtext-to-hf mt mt x": "ckpt convert maxtext-to-hf mt mt --into x",
         "assemble run": "missing DST: pass the host directories, then DST; or --list",
         "completion": "Missing argument SHELL: bash, zsh, fish.",
         "convert hf-to-maxtext hf ''": "'DST': the text is empty; a shell variable may not be set",
         # options
         "maxtext-to-hf mt x --scan_layers=false": "The layout is read from the checkpoint: leave it out.",
-        "convert hf-to-maxtext hf x --to zarr3": "For another format, use ckpt convert to-FORMAT SRC DST.",
+        "convert hf-to-maxtext hf x --to zarr3": "For another format, use ckpt convert to-zarr3 SRC DST.",
+        "convert hf-to-maxtext hf x --to npz": "For another format, use ckpt convert to-FORMAT SRC DST.",
+        "convert hf x --to maxtext": "The command writes this format: leave --to maxtext out.",
+        "convert mt x --to hf": "The command writes this format: leave --to hf out.",
+        "convert maxtext-to-hf hf x --to maxtext": "Did you mean 'ckpt convert hf-to-maxtext'?",
+        "quantize hf x --to int8": "Did you mean --scheme?",
+        "hash hf --output x": "Did you mean --manifest?",
+        "cat hf model.norm.weight --out x": "Did you mean --output?",
+        "ls mt --output x": "To write the output to a file, append > FILE.",
         "inspect tree hf --summary": "Did you mean --depth?",
         "select mt x --to maxtext": "To convert to MaxText, use `ckpt convert hf-to-maxtext`.",
         "select mt x --to hf": "To convert to Hugging Face, use `ckpt convert maxtext-to-hf`.",
@@ -100,7 +116,8 @@ MISTAKES: dict[int, dict[str, str]] = {
         "convert hf-to-maxtext hf x --drop nothing": "`ckpt inspect tree hf --flat` shows all names",
         "convert hf-to-maxtext hf mt --resume": "to replace it, use --overwrite instead of --resume",
         "doctor mt --fix nothing": "expected commit-marker or index or",
-        "maxtext-config mt foo=1": "--check goes with settings",
+        "maxtext-config mt foo=1": "Did you mean --check foo=1?",
+        "maxtext-config mt --check": "--check needs settings, after PATH",
         "prune run --keep-best loss": "such as loss:3",
         "reshard mt x --mesh fsdp:8": "expected such as 8, 4x2 or data=4,fsdp=2",
         "completion tcsh": "'tcsh' is not one of 'bash', 'zsh', 'fish'",
@@ -111,8 +128,9 @@ MISTAKES: dict[int, dict[str, str]] = {
         "prune run": "give --keep-last or --keep-every or --keep-best",
         "remap hf x": "give --map FILE.toml, --map FILE.py:function or --maxtext VERSION",
         "verify mt": "expected one of: --against SRC, --manifest FILE",
+        "average run/1 run/2": "got      one source, and the destination",
         "average mt x": "name several, or the last steps of a run: --last N",
-        "average hf hf x --weights 1": "each checkpoint needs a finite weight",
+        "average hf hf x --weights 1": "expected one finite number for each of the 2 checkpoints",
         "adapter extract hf hf x": "give --rank N, --error X, or both",
         "stack mt x": "there is nothing to do; `ckpt unstack` unstacks them",
         "strip-optimizer mt x": "to cast it, use `ckpt cast`; to leave out other arrays, --drop PATTERN",
@@ -124,6 +142,7 @@ MISTAKES: dict[int, dict[str, str]] = {
         "verify mt --manifest none.json": "pass a file that --manifest or `ckpt hash` wrote",
         "remap hf x --map none.toml": "pass a file of rules (.toml, .json)",
         "run mt": "`ckpt plan` wrote",
+        "cat mt norm": "no array has this name",
         "cat mt lm_head": "`ckpt inspect tree mt/0/items --flat` lists the names",
         "cat hf model.norm.weigth": "did you mean model.norm.weight",
         "convert hf-to-maxtext hf mt": "or allow its replacement with --overwrite",
@@ -143,7 +162,8 @@ MISTAKES: dict[int, dict[str, str]] = {
         "convert hf-to-maxtext empty x": "name one with a checkpoint in it",
         "convert hf-to-maxtext notes.txt x": "safetensors: the name ends in neither",
         "convert hf-to-maxtext corrupt x": "the file is not a complete torch.save archive",
-        "convert hf-to-maxtext cut x": "fetch it again and compare its size",
+        "convert hf-to-maxtext cut x": "truncated file: 182,820 bytes are missing",
+        "remap hf x --map rest.toml": 'write `from = "model.{...}"`, and {...} in `to`',
         "convert hf-to-maxtext bare x": "`cp HF_DIR/config.json bare`",
         "convert hf-to-maxtext deep x": "num_hidden_layers is 6, but the arrays have 4 layers",
         "convert hf-to-maxtext hf x --family gemma2": (
@@ -152,13 +172,13 @@ MISTAKES: dict[int, dict[str, str]] = {
         "inspect tree mt/0/items/_METADATA": "pass mt/0/items",
         "inspect tree mt/0/items/d": "pass mt/0/items",
         "inspect tree hf/config.json": "`ckpt hf` inspects its weights",
-        "shrink hf x --experts 2": "leave --experts out",
+        "shrink hf x --experts 2": "expected a model with experts",
         "prune hf --keep-last 1": "hf` identifies it",
         "ls hf": "`ckpt hf` identifies it",
         "unstack hf x": "`ckpt convert hf-to-maxtext hf DST`",
         "average hf qwen x": "--force averages them anyway",
-        "run notes.txt": "the file is not a plan of `ckpt plan`",
-        "verify mt --manifest notes.txt": "the manifest is not JSON",
+        "run notes.txt": "pass a file that `ckpt plan` wrote",
+        "verify mt --manifest notes.txt": "pass a file that --manifest or `ckpt hash` wrote",
         "adapter merge hf qwen x": "`ckpt qwen` identifies it",
         "adapter extract hf qwen x --rank 4": "use the model that was fine-tuned as the base",
         "synth hf/model.safetensors x": "name the config.json of a model",
@@ -186,6 +206,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ORBAX / "cm_best_metrics", top / "run")
     (top / "lora").symlink_to(ROOT / "fixtures" / "peft")
     (top / "notes.txt").write_text("hello\n")
+    (top / "rest.toml").write_text('[[rules]]\nfrom = "model.{rest}"\nto = "base.{rest}"\n')
     (top / "empty").mkdir()
     for name in ("hf", "qwen"):
         shutil.copytree(top / name, top / "many" / name)
