@@ -272,7 +272,8 @@ def _special(name: str, definitions: _Definitions) -> dict[str, Any] | None:
     if name == "family":  # the rows of a family, as in its TOML file
         return _versioned({"type": "object", "properties": {}, "required": []})
     if name == "reports":
-        return _versioned(_object({"reports": _list_of(_one_of(definitions, "receipt", "plan"))}))
+        reports = _list_of(_one_of(definitions, "receipt", "plan"))
+        return _versioned(_object({"reports": reports, "skipped": _list_of(text)}))
     if name == "listings":
         return _versioned(_object({"listings": _list_of(_one_of(definitions, "run", "collection"))}))
     if name == "part-and-published":

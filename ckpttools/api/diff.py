@@ -114,11 +114,7 @@ class DiffReport(Tabular):
         """
         counts = [f"{self.outcomes[outcome]:,} {outcome}" for outcome in OUTCOMES if outcome in self.outcomes]
         farthest = max((array.deviation.max_abs for array in self.arrays if array.deviation), default=0)
-        most = [
-            f"{item.name} moved most ({item.distance.rel_l2:.2g})"
-            for item in self.layers[:1]
-            if item.distance
-        ]
+        most = [f"{item.name} moved most ({item.rel_l2:.2g})" for item in self.layers[:1] if item.distance]
         head = ", ".join([*counts, *([f"max abs {farthest:.3g}"] if farthest else []), *most])
         lines = [f"{array.name}: {_what(array)}" for array in self.arrays if not array.is_equal]
         verdict = "equal" if self.equal else "different"

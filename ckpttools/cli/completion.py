@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -107,18 +108,18 @@ def completion(ctx: click.Context, shell: str | None, install: bool) -> None:
 
 def _install(shell: str, script: str) -> Iterable[str]:
     """Write a script and the line that loads it. Yields descriptions of the changes."""
-    home, data = Path.home(), os.environ.get("XDG_DATA_HOME")
-    config = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
+    home = Path.home()
     if shell == "fish":
-        path = config / "fish" / "completions" / "ckpt.fish"
+        path = _base_directory("XDG_CONFIG_HOME", home / ".config") / "fish" / "completions" / "ckpt.fish"
     else:
-        path = Path(data or home / ".local" / "share") / "ckpttools" / f"completion.{shell}"
+        data = _base_directory("XDG_DATA_HOME", home / ".local" / "share")
+        path = data / "ckpttools" / f"completion.{shell}"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(script)
     yield f"wrote {path}"
     if shell not in _STARTUP_LINES:
         return
-    line = _STARTUP_LINES[shell].format(script=f"'{path}'")
+    line = _STARTUP_LINES[shell].format(script=shlex.quote(str(path)))
     startup = home / ".bashrc" if shell == "bash" else Path(os.environ.get("ZDOTDIR") or home) / ".zshrc"
     text = startup.read_text(errors="surrogateescape") if startup.exists() else ""
     if line in text.splitlines():
@@ -127,6 +128,12 @@ def _install(shell: str, script: str) -> Iterable[str]:
     with startup.open("a") as file:
         file.write(f"{'' if not text or text.endswith(chr(10)) else chr(10)}{line}\n")
     yield f"added a line to {startup}"
+
+
+def _base_directory(variable: str, default: Path) -> Path:
+    """Return the directory in an XDG variable. Relative paths are ignored, as the specification demands."""
+    path = Path(os.environ.get(variable, ""))
+    return path if path.is_absolute() else default
 
 
 def complete_option(option: Option, ctx: click.Context, incomplete: str) -> list[CompletionItem]:

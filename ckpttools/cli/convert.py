@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ from ckpttools.cli.write import (
     storage_options,
     writes,
 )
-from ckpttools.core.errors import DestinationExistsError, UsageError
+from ckpttools.core.errors import DestinationExistsError, NoSpaceError, UsageError
 from ckpttools.core.text import plural
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
@@ -199,27 +200,38 @@ class _ConvertMany(BaseCommand):
             with self._single(ctx, source, destination) as single:
                 self._one.invoke(single)
         if ctx.params["as_json"]:
-            print_json({"reports": reports})
+            skipped = [str(item[1]) for item in pairs if item not in ready]
+            print_json({"reports": reports, "skipped": skipped})
         elif len(pairs) > 1 and not ctx.params["dry_run"]:
             print_stderr(f"{len(ready)} of {plural(len(pairs), 'source')} converted")
 
     def _is_ready(self, ctx: click.Context, source: Location, destination: Location) -> bool:
-        """Return whether a conversion can start; False if its output exists."""
-        with self._single(ctx, source, destination) as single:
-            single.obj = OutputOptions.taken(single)
-            prepared = self._one.plan(single)
-            try:
-                if prepared is not None:
-                    prepared.check()
-            except DestinationExistsError:
-                print_stderr(f"{destination} exists: skipped; --overwrite replaces it")
-                return False
+        """Return whether a conversion can start; False if a checkpoint exists that it could replace."""
+        try:
+            self._check(ctx, source, destination)
+        except DestinationExistsError:
+            if ctx.params["overwrite"]:
+                raise
+            # Anything else of this name is not the output of an earlier run.
+            with suppress(NoSpaceError):
+                self._check(ctx, source, destination, overwrite=True, resume=False)
+            print_stderr(f"{destination} exists: skipped; --overwrite replaces it")
+            return False
         return True
 
-    def _single(self, ctx: click.Context, source: Location, destination: Location) -> click.Context:
+    def _check(self, ctx: click.Context, source: Location, destination: Location, **changes: bool) -> None:
+        with self._single(ctx, source, destination, **changes) as single:
+            single.obj = OutputOptions.taken(single)
+            prepared = self._one.plan(single)
+            if prepared is not None:
+                prepared.check()
+
+    def _single(
+        self, ctx: click.Context, source: Location, destination: Location, **changes: bool
+    ) -> click.Context:
         """Return the context of a single conversion."""
         result = click.Context(self._one, info_name=ctx.info_name, parent=ctx.parent)
-        result.params = {**ctx.params, "source": source, "destination": destination}
+        result.params = {**ctx.params, **changes, "source": source, "destination": destination}
         return result
 
 

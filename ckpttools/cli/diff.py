@@ -106,7 +106,8 @@ def diff(
         texts = {"remarks": list(map(str, report.remarks)), "uncompared": list(map(str, report.uncompared))}
         print_json({**_to_plain(report), **texts})
     else:
-        print_lines(_report_lines(report, one_by_one=sort is not None or top is not None, summary=summary))
+        lines = _report_lines(report, one_by_one=sort is not None or top is not None, summary=summary)
+        print_lines(lines, is_summary=True)
     if not report.equal:
         exit_with_differences()
 
@@ -264,7 +265,7 @@ def _measures(group: GroupDiff) -> list[str]:
     if distance is None:
         return ["", "", "", f"{group.max_abs:.3g}"]
     return [
-        f"{distance.rel_l2:.3g}",
+        f"{group.rel_l2:.3g}",
         "" if distance.cosine is None else f"{distance.cosine:.6f}",
         f"{distance.rms:.3g}",
         f"{group.max_abs:.3g}",
@@ -318,7 +319,7 @@ def _role_line(role: str, report: DiffReport) -> Iterator[str]:
     names = [item.name for item in report.arrays if item.role == role and not item.is_equal]
     text = f"{group.differing:,} of {plural(group.arrays, 'array')} differ"
     if role == "optimizer" and group.distance is not None:
-        text += f", rel L2 {group.distance.rel_l2:.3g}, max abs {group.max_abs:.3g}"
+        text += f", rel L2 {group.rel_l2:.3g}, max abs {group.max_abs:.3g}"
     if len(names) == 1:
         text += f": {names[0]}"
     elif len(above := {name.partition("/")[0] for name in names}) == 1:
@@ -411,7 +412,7 @@ def _measure_text(members: Sequence[ArrayDiff]) -> Iterator[str]:
         distance = group.distance
         yield ", ".join(
             [
-                *([f"rel L2 {distance.rel_l2:.3g}", f"rms {distance.rms:.3g}"] if distance else []),
+                *([f"rel L2 {group.rel_l2:.3g}", f"rms {distance.rms:.3g}"] if distance else []),
                 f"max abs {group.max_abs:.3g}",
                 f"max rel {max(part.max_rel for part in parts):.3g}",
                 *_ulp_text([part.max_ulp for part in parts]),

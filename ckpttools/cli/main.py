@@ -283,7 +283,7 @@ def _is_json(words: Sequence[str]) -> bool:
     """Return whether a command line asks for JSON, even if it cannot be parsed."""
     if "--jsonl" in words:
         choose("jsonl", True)
-    is_default = os.environ.get("CKPT_JSON", "").lower() in ("1", "true", "yes", "on")
+    is_default = os.environ.get("CKPT_JSON", "").strip().lower() in ("1", "true", "t", "yes", "y", "on")
     return "--jsonl" in words or "--json" in words or is_default
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from math import inf
+from math import inf, nan
 from typing import TypeVar, get_args
 
 from ckpttools.compare.diff import ArrayDiff
@@ -26,6 +26,7 @@ class GroupDiff:
         distance: Distance of the arrays of equal shape that are not bit-identical, as one vector; None if
             there are none.
         max_abs: Largest |a - b| of these.
+        nan: Number of their elements that are NaN on one side only; `distance` and `max_abs` ignore them.
         farthest: The array with the largest relative L2 distance; None if there is none.
     """
 
@@ -34,7 +35,15 @@ class GroupDiff:
     differing: int
     distance: Distance | None
     max_abs: float
+    nan: int
     farthest: str | None
+
+    @property
+    def rel_l2(self) -> float | None:
+        """Return the relative L2 distance; NaN or infinity if elements differ that are not finite."""
+        if self.distance is None:
+            return None
+        return nan if self.nan else inf if self.max_abs == inf else self.distance.rel_l2
 
 
 _Sortable = TypeVar("_Sortable", ArrayDiff, GroupDiff)
@@ -67,6 +76,7 @@ def grouped(name: str, items: Sequence[ArrayDiff]) -> GroupDiff:
         sum(not item.is_equal for item in items),
         Distance.joined(item.distance for item in measured if item.distance) if measured else None,
         max((item.deviation.max_abs for item in items if item.deviation), default=0.0),
+        sum(item.deviation.nan for item in items if item.deviation),
         max(measured, key=_relative).name if measured else None,
     )
 
@@ -79,16 +89,21 @@ def sorted_by(items: Sequence[_Sortable], sort: str) -> tuple[_Sortable, ...]:
 
 
 def _relative(item: ArrayDiff | GroupDiff) -> float:
-    """Return a number that is larger for items that differ more; arrays that one side lacks come first."""
+    """Return a number that is larger for items that differ more.
+
+    Arrays that one side lacks come first, as do items whose NaN or infinities differ.
+    """
     if item.distance is not None:
-        return item.distance.rel_l2
+        return inf if _largest(item) == inf else item.distance.rel_l2
     return inf if isinstance(item, ArrayDiff) and not item.is_equal else -1.0
 
 
 def _largest(item: ArrayDiff | GroupDiff) -> float:
     if isinstance(item, GroupDiff):
-        return item.max_abs
-    return item.deviation.max_abs if item.deviation else -1.0 if item.is_equal else inf
+        return inf if item.nan else item.max_abs
+    if item.deviation is None:
+        return -1.0 if item.is_equal else inf
+    return inf if item.deviation.nan else item.deviation.max_abs
 
 
 def _grouped(items: Iterable[ArrayDiff], key: Callable[[ArrayDiff], str]) -> list[GroupDiff]:

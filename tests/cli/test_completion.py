@@ -190,6 +190,21 @@ def test_install_adds_the_script_once(shell, tmp_path, monkeypatch):
         assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("home", ["it's $(touch pwned) here", "with space"])
+def test_install_quotes_the_path_of_the_script(home, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / home))
+    monkeypatch.setenv("XDG_DATA_HOME", "relative")
+    (tmp_path / home).mkdir()
+    assert ckpt("completion", "bash", "--install").exit_code == 0
+    trace = f"{tmp_path / home}/.bashrc"
+    done = subprocess.run(
+        ["bash", "-c", '. "$1"; complete -p ckpt', "bash", trace], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0 and "_ckpt_completion" in done.stdout, done.stderr
+    assert [item.name for item in tmp_path.iterdir()] == [home]
+
+
 def test_install_needs_a_known_shell(monkeypatch):
     monkeypatch.setenv("SHELL", "/bin/csh")
     result = ckpt("completion", "--install")

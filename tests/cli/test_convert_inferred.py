@@ -87,6 +87,20 @@ class TestInto:
         done = ended(*words)
         assert "out/hf exists: skipped; --overwrite replaces it" in done.stderr
         assert "1 of 2 sources converted" in done.stderr
+        skipped = json.loads(ended(*words, "--json").stdout)["skipped"]
+        assert skipped == [f"{tmp_path}/out/hf", f"{tmp_path}/out/{MAXTEXT.name}"]
+
+    @pytest.mark.parametrize("options", [(), ("--overwrite",)])
+    @pytest.mark.parametrize("what", ["file", "notes", "other format"])
+    def test_other_content_is_not_an_earlier_output(self, what, options, tmp_path):
+        found = tmp_path / "out" / "hf"
+        if what == "other format":
+            shutil.copytree(MODEL, found)
+        else:
+            (found.parent if what == "file" else found).mkdir(parents=True)
+            (found if what == "file" else found / "notes.txt").write_text("mine")
+        done = ended("convert", "hf-to-maxtext", MODEL, "--into", found.parent, *options, code=2)
+        assert "skipped" not in done.stderr and f"Error: {found} is " in done.stderr
 
     def test_one_unusable_source_prevents_all_writing(self, tmp_path):
         done = ended("convert", "hf-to-maxtext", MODEL, MAXTEXT, "--into", tmp_path / "out", code=3)

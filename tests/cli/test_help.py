@@ -104,6 +104,7 @@ def test_environment_sets_defaults(tmp_path):
     assert ckpt("hash", HF, "--memory", "1GiB", CKPT_MEMORY="1B").exit_code == 0
     assert json.loads(ckpt("inspect", "tree", HF, CKPT_JSON="1").stdout)
     assert "CKPT_MEMORY" in ckpt("hash", HF, CKPT_MEMORY="much").stderr
+    assert json.loads(ckpt("absent", CKPT_JSON="y").stdout)["error"]["exit_code"] == 2
 
 
 @pytest.mark.parametrize("before", [True, False])

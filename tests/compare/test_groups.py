@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.numpy import save_file
 from support.command_line import ckpt as any_end
 from support.command_line import ended
 from support.locations import HF, TRAIN
@@ -177,6 +178,20 @@ class TestReport:
 
 
 class TestCommand:
+    @pytest.mark.parametrize("bad", [np.nan, np.inf])
+    def test_layer_that_is_not_finite_comes_first(self, bad: float, tmp_path: Path):
+        for name, values in (("a", [1.0, 2.0]), ("b", [bad, bad])):
+            (tmp_path / name).mkdir()
+            arrays = {
+                "damaged": np.array(values, np.float32),
+                "moved": np.array([5.0, name == "a"], np.float32),
+            }
+            save_file(arrays, tmp_path / name / "model.safetensors")
+        for sort in ("rel-l2", "max"):
+            output = ckpt(tmp_path / "a", tmp_path / "b", "--sort", sort, "--summary", code=1).output
+            rows = output[output.index("layer ") :].splitlines()
+            assert rows[1].split()[:2] == ["damaged", str(bad)] and rows[2].startswith("moved"), output
+
     @pytest.mark.parametrize("options", [(), ("--top", "10"), ("--sort", "rel-l2", "--top", "5")])
     def test_summary_fits_one_screen(self, run: Path, model: Path, options: tuple[str, ...]):
         for sides in ((run / "1", run / "2"), (HF, model)):
