@@ -11,7 +11,7 @@ import click
 
 from ckpttools.cli.command import BaseCommand
 from ckpttools.cli.output import print_lines
-from ckpttools.core.errors import DestinationExistsError
+from ckpttools.core.errors import DestinationExistsError, system_error
 
 
 @click.command(short_help="Convert a small model to MaxText and back, and load it.", cls=BaseCommand)
@@ -45,6 +45,12 @@ def _demo_directory(directory: Path | None) -> Iterator[Path]:
                 location=directory,
                 hint="name a directory that does not exist",
             )
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise system_error(
+                "cannot create", directory, error, "name a directory that can be created"
+            ) from error
         yield directory
         return
     with tempfile.TemporaryDirectory(prefix="ckpt-demo-") as name:

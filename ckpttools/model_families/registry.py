@@ -101,11 +101,17 @@ def family_named(name: str) -> Family:
     raise UnknownNameError(
         f"unknown family {name!r}",
         expected="one of " + ", ".join(families()),
-        hint=_of_model(name)
+        hint=_suffix_hint(name)
+        or _of_model(name)
         or _unsupported_error(name)
         or did_you_mean(name, families())
         or _fallback_error(),
     )
+
+
+def _suffix_hint(name: str) -> str | None:
+    """Return the suffixes of family files if the name is that of a file with another suffix."""
+    return f"the name of a family file ends in {' or '.join(SUFFIXES)}" if Path(name).is_file() else None
 
 
 def _of_model(name: str) -> str | None:

@@ -120,7 +120,8 @@ def _best(rule: Best, steps: Mapping[int, Metrics | None]) -> dict[int, str]:
         names = sorted({name for metrics in steps.values() for name in metrics or ()})
         raise UsageError(
             f"no step has a metric {rule.metric!r}",
-            got=", ".join(names) or "steps without metrics",
+            expected=f"one of {', '.join(names)}" if names else None,
+            got=None if names else "steps without metrics",
             hint=did_you_mean(rule.metric, names),
         )
     if all(map(math.isnan, known.values())):

@@ -69,6 +69,7 @@ MISTAKES: dict[int, dict[str, str]] = {
         "cat hf": "`ckpt inspect tree PATH --flat` lists the names of the arrays.",
         "copy mt": "Missing argument 'DST'. Pass the path to write, after the source.",
         "convert hf-to-maxtext": "Missing argument 'SRC'. Pass the path of a checkpoint.",
+        "families check notes.txt": "the name of a family file ends in .toml or .py",
         "families show": "`ckpt families` lists the names.",
         "doctor": "Missing argument 'PATH'.",
         "plan-training mt": "Missing option '--hosts'. Pass --hosts N: hosts per slice.",
@@ -118,6 +119,7 @@ MISTAKES: dict[int, dict[str, str]] = {
         "doctor mt --fix nothing": "expected commit-marker or index or",
         "maxtext-config mt foo=1": "Did you mean --check foo=1?",
         "maxtext-config mt --check": "--check needs settings, after PATH",
+        "prune run --keep-best accuracy:1": "expected one of loss",
         "prune run --keep-best loss": "such as loss:3",
         "reshard mt x --mesh fsdp:8": "expected such as 8, 4x2 or data=4,fsdp=2",
         "completion tcsh": "'tcsh' is not one of 'bash', 'zsh', 'fish'",
@@ -153,6 +155,7 @@ MISTAKES: dict[int, dict[str, str]] = {
         "inspect tree hf://": "expected hf://org/name",
         "inspect tree ftp://x/y": "copy it to a local directory",
         "meta-llama/Llama-3.2-1B": "a model on the Hugging Face Hub is named hf://meta-llama/Llama-3.2-1B",
+        "demo /proc/x": "name a directory that can be created",
         "demo notes.txt": "name a directory that does not exist",
     },
     3: {
