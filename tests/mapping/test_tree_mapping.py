@@ -70,7 +70,7 @@ def test_glob_returns_tree_with_leaf_metadata():
 
 def test_repr_folds_layer_names():
     assert repr(layers(1)).splitlines() == [
-        "<Tree of here: 2 arrays, 32 bytes",
+        "<Tree of here: 2 arrays and 1 other leaf, 32 bytes",
         "    params/layers/0/kernel: float32[1, 4]",
         "    params/norm: float32[4]",
         "    opt: None>",

@@ -805,7 +805,7 @@ class TestArraysNextToConfig:
         "field, value, told",
         [
             ("num_hidden_layers", 3, "beyond the 3"),
-            ("num_hidden_layers", 5, "layer 5 from"),
+            ("num_hidden_layers", 5, "num_hidden_layers is 5, but the arrays have 4 layers"),
             ("vocab_size", 300, "vocab 300 from"),
             ("hidden_size", 32, "embed 32 from"),
             ("num_attention_heads", 8, "heads 8 from"),
