@@ -258,3 +258,10 @@ def test_cached_models_are_found_offline(server, tmp_path, monkeypatch):
     server.log.clear()
     assert run("hash", HUB).split()[0] == run("hash", SHARDED).split()[0]
     assert not server.log
+
+
+def test_login_of_the_endpoint_is_not_printed(server, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://me:word@{server.address}")
+    done = ckpt("hash", "hf://org/absent", "-v")
+    assert done.exit_code == 2 and f"http://…@{server.address}/" in done.stderr
+    assert "word" not in done.output

@@ -96,7 +96,7 @@ class Client:
                 got, hint = failure_words(error, patience), _failure_hint(error)
                 attempts.failed(got, limit=_attempts_worth(error), hint=hint)
                 continue
-            log_detail("%s %s: %s", method, url.partition("?")[0], response.status)
+            log_detail("%s %s: %s", method, without_secrets(url), response.status)
             if response.status not in _AGAIN:
                 attempts.succeeded()
                 return response
@@ -219,6 +219,14 @@ class Client:
             pool = _through(proxy, context) if proxy else _direct(context)
             self._pools[proxy, is_encrypted] = pool
         return pool
+
+
+def without_secrets(url: str) -> str:
+    """Return a URL for messages, without its login and its query."""
+    scheme, separator, rest = url.partition("?")[0].rpartition("://")
+    host, slash, path = rest.partition("/")
+    login, _, host = host.rpartition("@")
+    return f"{scheme}{separator}{'…@' * bool(login)}{host}{slash}{path}"
 
 
 def _check_address(url: str, location: str) -> None:

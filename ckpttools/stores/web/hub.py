@@ -23,7 +23,7 @@ from ckpttools.stores.contents import Content, Contents
 from ckpttools.stores.costs import Streams
 from ckpttools.stores.fetching import Observe
 from ckpttools.stores.sharing import RepositoryOptions
-from ckpttools.stores.web.client import redirected
+from ckpttools.stores.web.client import redirected, without_secrets
 from ckpttools.stores.web.file import WebFile, WebStore
 from ckpttools.stores.web.hub_cache import (
     CachedFile,
@@ -256,7 +256,7 @@ class HubStore(WebStore):
     def _asked(self, key: str) -> HubRequest:
         name = HubName.of(key)
         page = self._page(name)
-        return HubRequest(self.uri(key), name.repo, name.revision, page, bool(self.headers(page)))
+        return HubRequest(self.uri(key), name.repo, name.revision, page, bool(self.headers(self._endpoint)))
 
     # -- writing
 
@@ -362,7 +362,7 @@ class HubStore(WebStore):
         return declared, _next_page(url, response)
 
     def _page(self, name: HubName) -> str:
-        return f"{self._endpoint}/{name.repo}"
+        return f"{without_secrets(self._endpoint)}/{name.repo}"
 
     @property
     def _endpoint(self) -> str:

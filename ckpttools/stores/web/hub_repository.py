@@ -18,7 +18,14 @@ from urllib.parse import quote
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import StorageError, first_line
 from ckpttools.core.message_terms import retry_term
-from ckpttools.stores.web.client import FAILURES, LONGEST_STORING, Client, closing, failure_words
+from ckpttools.stores.web.client import (
+    FAILURES,
+    LONGEST_STORING,
+    Client,
+    closing,
+    failure_words,
+    without_secrets,
+)
 from ckpttools.stores.web.hub_errors import (
     AbsentError,
     Answer,
@@ -113,7 +120,7 @@ class Repository:
 
     @property
     def page(self) -> str:
-        return f"{self.endpoint}/{self.repo}"
+        return f"{without_secrets(self.endpoint)}/{self.repo}"
 
     # -- state of the repository
 
@@ -334,7 +341,7 @@ class Repository:
 
     @property
     def _asked(self) -> HubRequest:
-        has_token = bool(self.headers(self.page))
+        has_token = bool(self.headers(self.endpoint))
         return HubRequest(self.location, self.repo, self.revision, self.page, has_token)
 
     def _request_json(

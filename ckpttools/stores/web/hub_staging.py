@@ -25,6 +25,7 @@ from ckpttools.stores.location import Location
 from ckpttools.stores.objects.write_buffer import PendingFiles
 from ckpttools.stores.publishing import JobInfo, Published, Record
 from ckpttools.stores.sharing import RepositoryOptions
+from ckpttools.stores.web.client import without_secrets
 from ckpttools.stores.web.hub_data_files import HubDataFiles
 from ckpttools.stores.web.hub_name import COMMIT, HubName
 from ckpttools.stores.web.hub_repository import Blob, Repository, RepositoryHead
@@ -110,7 +111,8 @@ class HubStaging:
                 f"{self.repository.location} cannot be written",
                 got="no token",
                 expected="a token with write permission",
-                hint=f"create one at {self.repository.endpoint}/settings/tokens, then `hf auth login`, "
+                hint=f"create one at {without_secrets(self.repository.endpoint)}/settings/tokens, "
+                "then `hf auth login`, "
                 "or set HF_TOKEN",
             )
 
