@@ -16,7 +16,7 @@ from ckpttools.api.options import OPENING
 from ckpttools.api.options.convert import CONVERT, HF_TO_MAXTEXT, MAXTEXT_TO_HF, SHARDS
 from ckpttools.cli.command import BaseCommand, PanelOption
 from ckpttools.cli.command_line import command_line
-from ckpttools.cli.lazy import Deferred, LazyGroup, is_path, lazy_command
+from ckpttools.cli.lazy import Deferred, LazyGroup, is_path, lazy_command, mark_written
 from ckpttools.cli.options import ANY_PATH, flags, given_flags, output_options, resource_options
 from ckpttools.cli.output import print_json, print_stderr
 from ckpttools.cli.suggestions import near_commands
@@ -199,6 +199,8 @@ class _ConvertMany(BaseCommand):
         for source, destination in ready:
             with self._single(ctx, source, destination) as single:
                 self._one.invoke(single)
+        if not ctx.params["dry_run"]:
+            mark_written()
         if ctx.params["as_json"]:
             skipped = [str(item[1]) for item in pairs if item not in ready]
             print_json({"reports": reports, "skipped": skipped})

@@ -211,7 +211,8 @@ def _run(prepared: Prepared, output: OutputOptions) -> Receipt:
         print_stderr(*gain_lines(prepared.gain))
     with progress_observer(output.progress) as observe:
         receipt = prepared.run(observe=observe)
-    mark_written()
+    if REPORTS not in click.get_current_context().meta:
+        mark_written()
     return finish(replace(receipt, notes=receipt.notes + Notes(remarks=above)), as_json=output.as_json)
 
 

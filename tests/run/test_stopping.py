@@ -64,11 +64,11 @@ import os, signal, time
 from ckpttools.__main__ import main
 from ckpttools.cli import write
 
-def asked_to_stop(receipt):
+def asked_to_stop(receipt, **_):
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(30)
 
-write.print_json = asked_to_stop
+write.finish = asked_to_stop
 main()
 """
 IN_A_FINALIZER = """
@@ -162,13 +162,26 @@ class TestConversions:
         process = start(*words)
         wait_for(lambda: finished_tasks(tmp_path / "out.partial"))
         process.send_signal(number)
-        assert ends(process, 60) == (128 + number, "", f"{MESSAGE} {RESUMES}\n")
+        code, output, message = ends(process, 60)
+        assert (code, message) == (128 + number, f"{MESSAGE} {RESUMES}\n")
+        assert json.loads(output)["error"]["exit_code"] == code
         assert not (tmp_path / "out").exists()
         if number == signal.SIGTERM:
             code, receipt, _ = ends(start(*words), 60)
             assert code == 0
             built = json.loads(receipt)
             assert 0 < built["tasks_resumed"] < built["tasks"]
+
+    def test_first_of_several_conversions_is_not_the_complete_output(self, tmp_path: Path):
+        sources = [tmp_path / "a", tmp_path / "b"]
+        for source in sources:
+            source.mkdir()
+            save_file({"w": np.ones(4, "float32")}, source / "model.safetensors")
+        words = ["convert", "to-orbax", *sources, "--into", tmp_path / "out"]
+        command = [sys.executable, "-c", WHEN_ALL_IS_WRITTEN, *map(str, words)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stderr.splitlines()[-1]) == (130, f"{MESSAGE} {RESUMES}")
+        assert [item.name for item in (tmp_path / "out").iterdir()] == ["a"]
 
     def test_complete_run_is_not_resumed_after_interrupt(self, tmp_path: Path):
         source, destination = tmp_path / "in.safetensors", tmp_path / "out"
@@ -182,12 +195,14 @@ class TestConversions:
 
 class TestReadCommands:
     @pytest.mark.parametrize("command", ["hash", "inspect stats", "diff"])
-    def test_signal_stops_soon_and_prints_nothing(self, huge: Path, command: str):
+    def test_signal_stops_soon_and_prints_no_report(self, huge: Path, command: str):
         both = [huge, huge.parent] if command == "diff" else [huge]
         process = start(*command.split(), *both, "--json", "--memory=300MiB", "--no-progress")
         wait_for(lambda: bytes_read(process) > 128 * MIB)
         process.send_signal(signal.SIGTERM)
-        assert ends(process, 3) == (143, "", MESSAGE + "\n")
+        code, output, message = ends(process, 3)
+        assert (code, message) == (143, MESSAGE + "\n")
+        assert json.loads(output)["error"]["exit_code"] == code
 
     def test_closed_pipe_stops_the_output(self, tmp_path: Path):
         tensors = {f"layer_{number}_of_many": np.zeros(1, np.uint8) for number in range(3000)}

@@ -106,14 +106,13 @@ class HubStaging:
                 got="HF_HUB_OFFLINE is set, so no request was sent",
                 hint="unset it",
             )
-        if not self.repository.headers(self.repository.page):
+        if not self.repository.headers(self.repository.endpoint):
             raise StorageError(
                 f"{self.repository.location} cannot be written",
                 got="no token",
                 expected="a token with write permission",
                 hint=f"create one at {without_secrets(self.repository.endpoint)}/settings/tokens, "
-                "then `hf auth login`, "
-                "or set HF_TOKEN",
+                "then `hf auth login`, or set HF_TOKEN",
             )
 
     def _check_visibility(self, head: RepositoryHead) -> None:
