@@ -512,7 +512,7 @@ class TestParentDirectories:
         words = ("convert", "to-safetensors", location / "hf", location / "new" / "er" / "out")
         planned, done = ckpt(*words, "--dry-run"), ckpt(*words)
         for result in (planned, done):
-            assert "/newdoesnotexistandiscreated" in "".join(result.output.split())
+            assert "/newdoesnotexistandwillbecreated" in "".join(result.output.split())
         assert (location / "new" / "er" / "out" / "config.json").is_file()
         assert "does not exist" not in ckpt(*words, "--overwrite").output
 
