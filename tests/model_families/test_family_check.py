@@ -340,7 +340,7 @@ class TestDefinition:
                 "k occurs twice",
             ),
             ({"layers": (Layers("l.{k}", "d", "d", ("k",), (X,)),)}, "row", "", "different axes: k"),
-            ({"spellings": ()}, "row", "spellings", "there are none"),
+            ({"spellings": ()}, "row", "spellings", "no spelling, not even an empty one"),
             (
                 {"spellings": (Spelling(), Spelling({"b": "c"}))},
                 "spelling",

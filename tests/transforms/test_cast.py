@@ -398,6 +398,6 @@ def test_weights_are_only_cast_to_floating_point(dtype, tmp_path):
         lambda: ckpttools.shrink(HF, tmp_path / "out", layers=1, dtype=dtype),
     )
     for call in calls:
-        with pytest.raises(UsageError, match="floating-point numbers"):
+        with pytest.raises(UsageError, match="expected a floating-point dtype"):
             call()
     assert not (tmp_path / "out").exists()
