@@ -28,6 +28,8 @@ settings.register_profile(
 settings.load_profile("ckpttools")
 # Without bytecode reading the tests takes twice as long, and each process that they start 70 ms more.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# Output has the width of a pipe, unless a test asks for another.
+os.environ.pop("COLUMNS", None)
 sys.dont_write_bytecode = False
 
 HERE = Path(__file__).parent
