@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from shlex import join, quote, split
 from typing import NamedTuple
 
@@ -197,7 +197,9 @@ def translate_maxtext_script(words: Sequence[str]) -> str | None:
     if script is None and words[0] in _CONVERSIONS:
         script = next((_MAXTEXT_SCRIPTS.get(_script_name(word)) for word in words[1:2]), None)
         script = script if settings else None
-        if script is None and any(word.partition("=")[0] in _SETTINGS for word in words[1:]):
+        # --maxtext-config takes settings of MaxText.
+        others = [word for before, word in pairwise(words) if before != "--maxtext-config"]
+        if script is None and any(word.partition("=")[0] in _SETTINGS for word in others):
             is_export = words[0] == "maxtext-to-hf" or words[1] == "maxtext-to-hf"
             is_import = words[0] == "hf-to-maxtext" or words[1] == "hf-to-maxtext"
             is_export |= "load_parameters_path" in settings and not is_import
