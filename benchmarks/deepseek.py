@@ -22,7 +22,7 @@ from pairs import against_copy, command, remove, seconds
 import ckpttools
 from ckpttools.api.plans import header_of
 from ckpttools.plan.parts import dealt
-from ckpttools.plan.plan_file import encoded, read_plan
+from ckpttools.plan.plan_file import encode_plan, read_plan
 from ckpttools.stores import parse
 from ckpttools.testing.models import write_model
 
@@ -114,7 +114,7 @@ def dealing(source: Path) -> None:
     """Writes the plan of a model to a file; prints how long a part reads it, and how even parts are."""
     prepared = ckpttools.hf_to_maxtext.plan(source, source.with_name("out"))
     file = source / "plan"
-    file.write_bytes(encoded(prepared.plan, header_of(prepared)))
+    file.write_bytes(encode_plan(prepared.plan, header_of(prepared)))
     words = [sys.executable, "-c", _PART, file]
     taken = float(subprocess.run(words, capture_output=True, check=True, text=True).stdout)
     words = [sys.executable, "-c", _AGAIN, source, source.with_name("out")]

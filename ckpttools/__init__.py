@@ -192,20 +192,20 @@ _MODULES = {
     "transforms.functions": "as_checkpoint_conversion_fn mapped_by",
     "transforms.select": "Select",
 }
-_HOMES = {name: f"ckpttools.{module}" for module, names in _MODULES.items() for name in names.split()}
-__all__ = sorted(_HOMES.keys() - {"__version__"})
+_MODULE_OF = {name: f"ckpttools.{module}" for module, names in _MODULES.items() for name in names.split()}
+__all__ = sorted(_MODULE_OF.keys() - {"__version__"})
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'ckpttools' has no attribute {name!r}")
     from importlib import import_module
 
     try:
-        value = getattr(import_module(_HOMES[name]), name)
+        value = getattr(import_module(_MODULE_OF[name]), name)
     except ModuleNotFoundError as error:
         raise import_module("ckpttools.core.extras").missing_package(error) from error
-    if _HOMES[name].startswith("ckpttools.api.") and not isinstance(value, type):
+    if _MODULE_OF[name].startswith("ckpttools.api.") and not isinstance(value, type):
         terms = import_module("ckpttools.core.message_terms")
         value = globals()[name] = terms.for_python(value)
     return value

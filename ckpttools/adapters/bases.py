@@ -17,7 +17,7 @@ from ckpttools.array.nodes import Constant, Stack, distinct_arrays, pad_array, s
 from ckpttools.array.tree import Path, Tree, by_name, dotted, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import CheckpointError, FormatError, listing, near_names
+from ckpttools.core.errors import CheckpointError, FormatError, listing, similar_names
 from ckpttools.core.message_terms import action, option
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count
@@ -73,7 +73,7 @@ class Base:
         """
         if self.rows is None:
             return {path: changes[name] for name, path in self._paths.items() if name in changes}
-        return self._padded(self.in_rows(changes))
+        return self._pad_vocabulary(self.map_to_base_names(changes))
 
     def replacements_at_paths(self, arrays: Mapping[str, LazyArray]) -> dict[Path, LazyArray]:
         """Map replacement weights to the base's paths, shapes and dtypes.
@@ -102,16 +102,19 @@ class Base:
     ) -> LazyArray:
         """Return `converted`, with the parts of the base that have no replacement."""
         inside = list(distinct_arrays([converted]))
-        if not any(id(each) in replacement_ids for each in inside):
+        if not any(id(replacements) in replacement_ids for replacements in inside):
             return base_array
         if isinstance(converted, Stack):
             parts = enumerate(converted.parts)
-            each = [
+            replacements = [
                 self._replace_parts(path, part, take(base_array, converted.axis, k), replacement_ids)
                 for k, part in parts
             ]
-            return stack(each, converted.axis)
-        if any(isinstance(each, Constant) and id(each) not in replacement_ids for each in inside):
+            return stack(replacements, converted.axis)
+        if any(
+            isinstance(replacements, Constant) and id(replacements) not in replacement_ids
+            for replacements in inside
+        ):
             raise FormatError(
                 "an array of the base holds weights that the adapter replaces, and weights that it does not",
                 location=f"{self.tree.metadata.location}, {keystr(path)}",
@@ -119,7 +122,7 @@ class Base:
             )
         return cast(converted, base_array.dtype)
 
-    def in_rows(self, changes: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
+    def map_to_base_names(self, changes: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
         """Map changes to the dotted names of a MaxText base. Nothing is added elsewhere."""
         assert self.rows is not None
         zeros = {
@@ -135,25 +138,27 @@ class Base:
             if any(id(item) in change_ids for item in distinct_arrays([array]))
         }
 
-    def _padded(self, arrays: Mapping[str, LazyArray]) -> dict[Path, LazyArray]:
+    def _pad_vocabulary(self, arrays: Mapping[str, LazyArray]) -> dict[Path, LazyArray]:
         """Return arrays at their paths, zero-padded to MaxText's vocabulary."""
         assert self.rows is not None
         view = view_of(self.tree)
-        homes = {dotted(path): home for path, home in view.homes.items()}
-        odd = [name for name in arrays if name not in homes or homes[name] in view.on_first_axis]
-        if odd:
+        paths = {dotted(path): tree_path for path, tree_path in view.homes.items()}
+        unsupported = [
+            name for name in arrays if name not in paths or paths[name] in view.leading_layer_paths
+        ]
+        if unsupported:
             raise FormatError(
                 "these arrays are stacked differently from the others, which adapters do not support:"
-                + listing(odd),
+                + listing(unsupported),
                 location=self.tree.metadata.location,
             )
         return {
-            homes[name]: pad_array(array, self.tree.arrays[homes[name]].shape)
+            paths[name]: pad_array(array, self.tree.arrays[paths[name]].shape)
             for name, array in arrays.items()
         }
 
     @cached_property
-    def in_float32(self) -> Mapping[str, LazyArray]:
+    def float32_weights(self) -> Mapping[str, LazyArray]:
         """Return the weights as float32, before rounding to Hugging Face's dtypes."""
         if self.rows is None:
             return {name: cast(array, _FLOAT32) for name, array in self.weights.items()}
@@ -179,7 +184,7 @@ class Base:
             return None
 
     @property
-    def chosen_flags(self) -> Mapping[str, Flag]:
+    def user_flags(self) -> Mapping[str, Flag]:
         """Return the family flags that the user sets."""
         return {} if self.family is None else rope_flags(self.family, self.model)
 
@@ -192,9 +197,9 @@ class Base:
         yield name.replace(*_RENAMED)
         if self.family is None:
             return
-        for theirs in self.family.spellings:
-            plain = theirs.plain(name)
-            yield from (str(ours.key(Key((plain,)))) for ours in self.family.spellings)
+        for other in self.family.spellings:
+            plain = other.plain(name)
+            yield from (str(spelling.key(Key((plain,)))) for spelling in self.family.spellings)
 
 
 def open_base(tree: Tree, model: ModelOptions | None = None, like: LocationLike | None = None) -> Base:
@@ -220,15 +225,16 @@ def open_base(tree: Tree, model: ModelOptions | None = None, like: LocationLike 
 
 
 def missing_weights_error(
-    adapter: str, base: str, lacking: Collection[str], names: Iterable[str]
+    adapter: str, base: str, missing: Collection[str], names: Iterable[str]
 ) -> FormatError:
     """Return the error for changed weights that the base does not have."""
     known = list(names)
     near = [
-        f"{name} (near {similar[0]})" if (similar := near_names(name, known, 1)) else name for name in lacking
+        f"{name} (near {similar[0]})" if (similar := similar_names(name, known, 1)) else name
+        for name in missing
     ]
     return FormatError(
-        f"the adapter changes weights that the base does not have: {array_count(lacking)}" + listing(near),
+        f"the adapter changes weights that the base does not have: {array_count(missing)}" + listing(near),
         location=adapter,
         got=base,
         expected="the model that was adapted",
@@ -238,7 +244,7 @@ def missing_weights_error(
 
 
 # A location is a model directory, a file in it, or an item in one of its steps.
-_BELOW_NAME = 3
+_MAX_LEVELS_BELOW_NAME = 3
 
 
 @dataclass(frozen=True)
@@ -295,7 +301,7 @@ def other_base_remarks(base: Base, adapter: Adapter, used: str) -> Iterator[str]
     named, location = adapter.config.get(BASE_NAME), base.tree.metadata.location
     # The recorded location may use a store that is unknown here.
     last = named.rstrip("/").rpartition("/")[2] if isinstance(named, str) else ""
-    if last and last not in parse(location).parts[-_BELOW_NAME:]:
+    if last and last not in parse(location).parts[-_MAX_LEVELS_BELOW_NAME:]:
         yield (
             f"the adapter names {named} as its base, and is {used} {location}: names and shapes are "
             "compared, "
@@ -305,5 +311,5 @@ def other_base_remarks(base: Base, adapter: Adapter, used: str) -> Iterator[str]
 
 def recorded_base(tree: Tree) -> str:
     """Return the base name recorded in a MaxText adapter; "" without one."""
-    noted = tree.metadata.custom.get(BASE_NAME)
-    return noted if isinstance(noted, str) else ""
+    recorded = tree.metadata.custom.get(BASE_NAME)
+    return recorded if isinstance(recorded, str) else ""

@@ -83,9 +83,9 @@ class PeftConfig:
             )
 
     def _problems(self) -> Iterator[str]:
-        for name, why in _UNSUPPORTED.items():
+        for name, reason in _UNSUPPORTED.items():
             if self.declared.get(name):
-                yield f"{name}: {why}"
+                yield f"{name}: {reason}"
         if self.declared.get("bias", "none") != "none":
             yield f"bias {self.declared['bias']!r}: it trains the model's own biases"
         yield from self._contradictions()
@@ -275,12 +275,12 @@ class PeftConfig:
             return self._number(self.declared[patterns][pattern], patterns)
         return self._number(self.declared.get(otherwise, default), otherwise)
 
-    def _matches(self, pattern: str, module: str, what: str, *, below: bool = False) -> bool:
+    def _matches(self, pattern: str, module: str, setting: str, *, below: bool = False) -> bool:
         """Return whether a pattern matches a path, or its end if `below`."""
         try:
             return is_match(pattern, module, below=below)
         except PatternError as error:
-            raise self._bad_pattern_error(what, pattern, error) from error
+            raise self._bad_pattern_error(setting, pattern, error) from error
 
     def _bad_pattern_error(self, field: str, pattern: str, error: PatternError) -> ConfigError:
         return ConfigError(
@@ -303,8 +303,8 @@ class PeftConfig:
 
 def unknown_settings(settings: Mapping[str, Any]) -> list[str]:
     """Return the settings that PEFT 0.21 does not know."""
-    beside = {*_PLAIN.split(), *_UNSUPPORTED, _CONVERTED}
-    return sorted(name for name, value in settings.items() if value and name not in beside)
+    known = {*_PLAIN.split(), *_UNSUPPORTED, _CONVERTED}
+    return sorted(name for name, value in settings.items() if value and name not in known)
 
 
 def listed_names(settings: Mapping[str, Any], field: str, location: str = "") -> tuple[str, ...]:

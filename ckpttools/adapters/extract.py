@@ -106,7 +106,7 @@ def extract_low_rank(tuned: Base, base: Base, options: ExtractOptions, memory: i
     other_names: list[str] = []
     nbytes = 0
     for name in sort_naturally(base.weights):
-        pair = tuned.in_float32[name], base.in_float32[name]
+        pair = tuned.float32_weights[name], base.float32_weights[name]
         if not is_linear(name, base.weights[name]):
             other_names += [name] if squares_of(*pair) != 0 else []
             continue
@@ -132,11 +132,11 @@ def extract_low_rank(tuned: Base, base: Base, options: ExtractOptions, memory: i
 
 
 def _factor(name: str, spectrum: Spectrum, dtype: DType) -> FactorPair:
-    a, b = _in_memory(f"{name} A", spectrum.right, dtype), _in_memory(f"{name} B", spectrum.left, dtype)
+    a, b = _wrap_values(f"{name} A", spectrum.right, dtype), _wrap_values(f"{name} B", spectrum.left, dtype)
     return FactorPair(name, a, b, 1.0, len(spectrum.values))
 
 
-def _in_memory(name: str, values: np.ndarray, dtype: DType) -> LazyArray:
+def _wrap_values(name: str, values: np.ndarray, dtype: DType) -> LazyArray:
     import numpy as np
 
     data = np.ascontiguousarray(values, np.float32).astype(dtype.numpy).tobytes()
@@ -184,8 +184,8 @@ def _notes(factors: list[FactorPair], errors: Mapping[str, float], left_out: lis
 
 def _left_out_remarks(left_out: list[str]) -> Iterator[str]:
     if left_out:
-        shown = sample_names(left_out, _MAX_LISTED)
-        yield f"left out, because they differ but are not layer matrices: {array_count(left_out)} ({shown})"
+        names = sample_names(left_out, _MAX_LISTED)
+        yield f"left out, because they differ but are not layer matrices: {array_count(left_out)} ({names})"
 
 
 # Directions in addition to the requested ones, and rounds over the matrices. With 16 directions, noise of 600
@@ -211,8 +211,8 @@ class Spectrum:
 
     def error(self, rank: int) -> float:
         """Return the relative error of the largest `rank` values, in the Frobenius norm."""
-        kept = float((self.values[:rank] ** 2).sum())
-        return max(0.0, 1 - kept / self.squares) ** 0.5 if self.squares else 0.0
+        kept_energy = float((self.values[:rank] ** 2).sum())
+        return max(0.0, 1 - kept_energy / self.squares) ** 0.5 if self.squares else 0.0
 
     def cut(self, rank: int) -> Spectrum:
         """Return the largest `rank` values."""
@@ -237,16 +237,16 @@ def spectrum(first: LazyArray, second: LazyArray, rank: int, name: str = "") -> 
     basis = np.linalg.qr(np.random.default_rng(0).standard_normal((columns, count)))[0]
     for _ in range(_ROUNDS):
         image = np.linalg.qr(_image(first, second, basis)[0])[0]
-        back, squares = _back(first, second, image)
+        back, squares = _project_back(first, second, image)
         if not np.isfinite(squares):
             raise FormatError(
                 "the difference of the matrices contains NaN or infinity", location=name or None
             )
         basis = np.linalg.qr(back)[0]
     # In the span of these directions, the difference is image @ back.T.
-    turned, values, axes = np.linalg.svd(back.T, full_matrices=False)
+    rotation, values, axes = np.linalg.svd(back.T, full_matrices=False)
     roots = np.sqrt(values)
-    return Spectrum((image @ turned) * roots, axes * roots[:, None], values, squares).cut(rank)
+    return Spectrum((image @ rotation) * roots, axes * roots[:, None], values, squares).cut(rank)
 
 
 def ranked_spectrum(
@@ -281,7 +281,7 @@ def _image(first: LazyArray, second: LazyArray, basis: np.ndarray) -> tuple[np.n
     return out, squares
 
 
-def _back(first: LazyArray, second: LazyArray, image: np.ndarray) -> tuple[np.ndarray, float]:
+def _project_back(first: LazyArray, second: LazyArray, image: np.ndarray) -> tuple[np.ndarray, float]:
     """Return (first - second).T @ image, and the sum of squares of the difference."""
     import numpy as np
 

@@ -79,13 +79,13 @@ class ModelFactorRows:
         outs, ins = (set(group) for group in row.right.groups)
         right_a = Side(_with_suffix(row.right.key, WEIGHT, PARTS[0]), ((rank,), row.right.groups[1]))
         right_b = Side(_with_suffix(row.right.key, WEIGHT, PARTS[1]), (row.right.groups[0], (rank,)))
-        left_a = Side(
+        prefix_a = Side(
             _with_suffix(row.left.key, "", A), self._groups(row.left, outs, rank, style, is_last=True)
         )
-        left_b = Side(
+        prefix_b = Side(
             _with_suffix(row.left.key, "", B), self._groups(row.left, ins, rank, style, is_last=False)
         )
-        return FactorRow(row, Row(left_a, right_a), Row(left_b, right_b, row.op), rank)
+        return FactorRow(row, Row(prefix_a, right_a), Row(prefix_b, right_b, row.op), rank)
 
     def _groups(
         self, left: Side, excluded: set[str], rank: str, style: Style, *, is_last: bool
@@ -146,11 +146,11 @@ def model_factor_rows(base: Base, scan_axis: int | None, family: Family) -> Mode
     """
     _require_own_rows(base)
     spelling = family.spelling_of(base.weights)
-    known = base.rows.table.flags if base.rows is not None else base.chosen_flags
+    known = base.rows.table.flags if base.rows is not None else base.user_flags
     table = family.table(base.config, CONFIG, scan_axis=scan_axis, spelling=spelling, overrides=known)
-    sizes, flags = table.known_of(base.weights)
-    there = {name for name, value in flags.items() if value}
-    rows = tuple(row for row in table.rows if row.applies(there))
+    sizes, flags = table.infer_known(base.weights)
+    set_flags = {name for name, value in flags.items() if value}
+    rows = tuple(row for row in table.rows if row.applies(set_flags))
     return ModelFactorRows(tuple(replace(row, when="", unless="") for row in rows), sizes, scan_axis)
 
 

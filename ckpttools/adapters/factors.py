@@ -160,10 +160,10 @@ def require_finite(adapter: Adapter) -> None:
     factors = (
         (f"{factor.name}, {part}", array) for factor in adapter.factors for part, array in factor.parts
     )
-    if wrong := [name for name, array in factors if not _is_finite(array)]:
+    if non_finite := [name for name, array in factors if not _is_finite(array)]:
         raise FormatError(
             "these factors contain NaN or infinity, which would spread to complete rows of weights:"
-            + listing(wrong),
+            + listing(non_finite),
             location=adapter.location,
             expected="numbers",
             hint="use an earlier training step; this one has diverged",
@@ -177,7 +177,7 @@ def _is_finite(array: LazyArray) -> bool:
     return all(bool(np.isfinite(array.read(piece).astype(np.float32)).all()) for piece in pieces)
 
 
-def same_bits(one: LazyArray, other: LazyArray) -> bool:
+def have_equal_bits(one: LazyArray, other: LazyArray) -> bool:
     """Return whether two arrays are equal. Reads them only if shape and dtype match."""
     if (one.shape, one.dtype) != (other.shape, other.dtype):
         return False

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ckpttools.adapters.bases import Base, missing_weights_error
 from ckpttools.adapters.config import listed_names
-from ckpttools.adapters.factors import Adapter, FactorPair, same_bits
+from ckpttools.adapters.factors import Adapter, FactorPair, have_equal_bits
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import relayout, swap_last_axes, take, window
 from ckpttools.core.errors import FormatError, listing
@@ -27,13 +27,13 @@ def fit_adapter(base: Base, adapter: Adapter) -> Adapter:
         FormatError: The adapter does not match this base (the message lists the missing weights), changes a
             weight several times, or lacks arrays that it should replace.
     """
-    adapter = split_as_base(base, adapter)
+    adapter = match_base_layout(base, adapter)
     expected = [*(factor.name for factor in adapter.factors), *adapter.replaced]
     names = {name: own for name in expected if (own := base.named(name)) is not None}
-    if lacking := [name for name in dict.fromkeys(expected) if name not in names]:
-        _refuse_head(base, adapter, lacking)
-        raise missing_weights_error(adapter.location, base.tree.metadata.location, lacking, base.weights)
-    oriented = tuple(_oriented(base, replace(factor, name=names[factor.name])) for factor in adapter.factors)
+    if missing := [name for name in dict.fromkeys(expected) if name not in names]:
+        _refuse_head(base, adapter, missing)
+        raise missing_weights_error(adapter.location, base.tree.metadata.location, missing, base.weights)
+    oriented = tuple(_orient(base, replace(factor, name=names[factor.name])) for factor in adapter.factors)
     _refuse_duplicates(
         adapter, [*(item.name for item in oriented), *(f"{names[item]}, whole" for item in adapter.replaced)]
     )
@@ -42,7 +42,7 @@ def fit_adapter(base: Base, adapter: Adapter) -> Adapter:
     return replace(adapter, factors=oriented, replaced=replaced)
 
 
-def split_as_base(base: Base, adapter: Adapter) -> Adapter:
+def match_base_layout(base: Base, adapter: Adapter) -> Adapter:
     """Return the adapter with experts split and without a tied head, as in the base's files.
 
     Raises:
@@ -65,11 +65,11 @@ def _without_tied_head(base: Base, adapter: Adapter) -> Adapter:
     factors = [
         factor for factor in adapter.factors if not any(_is_tied_copy(factor, table) for table in tables)
     ]
-    whole = {name: array for name, array in adapter.replaced.items() if name.endswith(_TABLES)}
+    replaced_tables = {name: array for name, array in adapter.replaced.items() if name.endswith(_TABLES)}
     replaced = {
         name: array
         for name, array in adapter.replaced.items()
-        if name != HEAD or not any(same_bits(array, table) for table in whole.values())
+        if name != HEAD or not any(have_equal_bits(array, table) for table in replaced_tables.values())
     }
     return replace(adapter, factors=tuple(factors), replaced=replaced)
 
@@ -79,8 +79,8 @@ def _is_tied_copy(factor: FactorPair, table: FactorPair) -> bool:
     return (
         (factor.name, factor.kind, table.kind) == (HEAD, "linear", "embedding")
         and (factor.scale, factor.magnitude, table.magnitude) == (table.scale, None, None)
-        and same_bits(factor.a, swap_last_axes(table.b))
-        and same_bits(factor.b, swap_last_axes(table.a))
+        and have_equal_bits(factor.a, swap_last_axes(table.b))
+        and have_equal_bits(factor.b, swap_last_axes(table.a))
     )
 
 
@@ -98,7 +98,11 @@ def without_copied_head(model: Base, other: Base) -> Base:
         {name: item for name, item in model.weights.items() if name != HEAD},
     )
     tables = (array for name, array in other_weights.items() if name.endswith(_TABLES))
-    return replace(model, weights=other_weights) if any(same_bits(head, table) for table in tables) else model
+    return (
+        replace(model, weights=other_weights)
+        if any(have_equal_bits(head, table) for table in tables)
+        else model
+    )
 
 
 def _refuse_duplicates(adapter: Adapter, changed: Sequence[str]) -> None:
@@ -111,9 +115,9 @@ def _refuse_duplicates(adapter: Adapter, changed: Sequence[str]) -> None:
         )
 
 
-def _refuse_head(base: Base, adapter: Adapter, lacking: Collection[str]) -> None:
+def _refuse_head(base: Base, adapter: Adapter, missing: Collection[str]) -> None:
     """Raise FormatError if only the output head is missing from the base."""
-    if {*lacking} == {HEAD} and any(name.endswith(_TABLES) for name in base.weights):
+    if {*missing} == {HEAD} and any(name.endswith(_TABLES) for name in base.weights):
         raise FormatError(
             "the adapter changes the output head, but in the base the embedding table is the output head",
             location=adapter.location,
@@ -132,11 +136,11 @@ def _split_experts(base: Base, factor: FactorPair) -> list[FactorPair]:
 
 def _require_replaced(base: Base, adapter: Adapter, replaced: Collection[str]) -> None:
     """Raise FormatError if the adapter lacks weights of a fully trained module."""
-    lacking = [name for name in _declared_replacements(base, adapter) if name not in replaced]
-    if lacking:
+    missing = [name for name in _declared_replacements(base, adapter) if name not in replaced]
+    if missing:
         raise FormatError(
             "modules_to_save names modules of the base, but the adapter has no weights for these:"
-            + listing(lacking),
+            + listing(missing),
             location=adapter.location,
             expected="complete weights for all of them",
             hint="save it again, with all parameters gathered from the devices",
@@ -152,7 +156,7 @@ def _declared_replacements(base: Base, adapter: Adapter) -> Iterator[str]:
             yield name
 
 
-def _oriented(base: Base, factor: FactorPair) -> FactorPair:
+def _orient(base: Base, factor: FactorPair) -> FactorPair:
     """Return factors with the axis order of the base's modules."""
     if factor.kind == "linear" and base.config is not None:
         is_conv1d = base.config.get("model_type") in _CONV1D_MODELS and factor.name.endswith(_CONV1D)

@@ -92,8 +92,8 @@ def factor_half(path: Path) -> tuple[str, str] | None:
     keys = [str(key) for key in (path[:-1] if path[-1:] == (VALUE,) else path)]
     if DECODER in keys:
         keys = keys[keys.index(DECODER) :]
-    for half, (end, whole) in _ENDS.items():
-        if keys and keys[-1] == whole:
+    for half, (end, suffix) in _ENDS.items():
+        if keys and keys[-1] == suffix:
             return ".".join((*keys[:-1], _KERNEL)), half
         if keys and keys[-1].endswith(end):
             return ".".join((*keys[:-1], keys[-1].removesuffix(end))), half
@@ -118,20 +118,20 @@ def recorded_settings(tree: Tree) -> Mapping[str, object]:
 
 def _settings_from_peft(config: PeftConfig) -> Mapping[str, object]:
     """Return rank and alpha from a PEFT configuration. For rsLoRA, convert alpha."""
-    odd = [name for name in ("rank_pattern", "alpha_pattern") if config.declared.get(name)]
-    if odd:
+    unsupported = [name for name in ("rank_pattern", "alpha_pattern") if config.declared.get(name)]
+    if unsupported:
         raise ConfigError(
             "this adapter has different ranks or alphas for some modules, which its configuration names as "
             "PEFT does",
             location=config.location,
-            got=", ".join(odd),
+            got=", ".join(unsupported),
             expected="one rank and one alpha",
             hint="convert the PEFT adapter that it was made from",
         )
-    noted = {"lora_rank": config.declared.get("r"), "lora_alpha": config.declared.get("lora_alpha")}
-    if config.declared.get("use_rslora") and None not in noted.values():
-        noted["lora_alpha"] = config.scale("") * config.rank("")
-    return noted
+    recorded = {"lora_rank": config.declared.get("r"), "lora_alpha": config.declared.get("lora_alpha")}
+    if config.declared.get("use_rslora") and None not in recorded.values():
+        recorded["lora_alpha"] = config.scale("") * config.rank("")
+    return recorded
 
 
 def adapter_of_maxtext(base: Base, tree: Tree, alpha: float | None = None) -> Adapter:
@@ -150,16 +150,16 @@ def adapter_of_maxtext(base: Base, tree: Tree, alpha: float | None = None) -> Ad
     pairs, location = factor_pairs(tree), tree.metadata.location
     known = _best_rows(base, pairs)
     by_kernel = {name: row for row in known.rows for name in _kernels(row, known.sizes)}
-    if lacking := [name for name in pairs if name not in by_kernel or no_factors_reason(by_kernel[name])]:
-        raise missing_weights_error(location, base.tree.metadata.location, lacking, by_kernel)
+    if missing := [name for name in pairs if name not in by_kernel or no_factors_reason(by_kernel[name])]:
+        raise missing_weights_error(location, base.tree.metadata.location, missing, by_kernel)
     touched = dict.fromkeys(by_kernel[name] for name in pairs)
     settings = recorded_settings(tree)
     factors: list[FactorPair] = []
     for number, row in enumerate(touched):
         own = {name: pairs[name] for name in _kernels(row, known.sizes) if name in pairs}
-        fitting = _matching_row(known, row, number, own, location)
+        matching_row = _matching_row(known, row, number, own, location)
         rank = next(iter(own.values())).rank
-        factors += _factors(fitting, known, rank, own, scale_of(settings, rank, alpha, location), base)
+        factors += _factors(matching_row, known, rank, own, scale_of(settings, rank, alpha, location), base)
     return Adapter(location, tuple(factors), config={BASE_NAME: recorded_base(tree)})
 
 
@@ -170,11 +170,11 @@ def _best_rows(base: Base, pairs: Mapping[str, KernelFactors]) -> ModelFactorRow
     axes = (1 if own is None else own, None)
     all_rows = [model_factor_rows(base, axis, item) for item in layouts_of(family) for axis in axes]
 
-    def met(rows: ModelFactorRows) -> int:
+    def count_matches(rows: ModelFactorRows) -> int:
         names = {name for row in rows.rows for name in _kernels(row, rows.sizes)}
         return sum(name in names for name in pairs)
 
-    return max(all_rows, key=met)
+    return max(all_rows, key=count_matches)
 
 
 def _kernels(row: Row, sizes: Mapping[str, int]) -> Iterator[str]:
@@ -345,8 +345,8 @@ def adapter_of_jax(base: Base, tree: Tree, alpha: float | None = None) -> Adapte
             hint="merge them in Tunix (save_lora_merged_model_as_safetensors), and convert the merged model",
         )
     names = {weight: base.named(weight) for name in pairs for weight in _tunix_weights(name)}
-    if lacking := [weight for weight, own in names.items() if own is None]:
-        raise missing_weights_error(location, base.tree.metadata.location, lacking, base.weights)
+    if missing := [weight for weight, own in names.items() if own is None]:
+        raise missing_weights_error(location, base.tree.metadata.location, missing, base.weights)
     settings = recorded_settings(tree)
     factors: list[FactorPair] = []
     for name, pair in pairs.items():
@@ -362,10 +362,10 @@ def _tunix_weights(kernel: str) -> tuple[str, ...]:
     keys = kernel.split(".")[-5:]
     if len(keys) < 5 or keys[0] != _TUNIX_LAYERS or not keys[1].isdecimal():
         return ()
-    own, theirs = _TUNIX_MODULES.get(keys[2], (None, ""))
+    own, hf_name = _TUNIX_MODULES.get(keys[2], (None, ""))
     if keys[4] != own:
         return ()
-    layer = f"model.{_TUNIX_LAYERS}.{keys[1]}.{theirs}"
+    layer = f"model.{_TUNIX_LAYERS}.{keys[1]}.{hf_name}"
     return tuple(f"{layer}.{name}.weight" for name in _TUNIX_PROJECTIONS.get(keys[3], ()))
 
 

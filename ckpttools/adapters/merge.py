@@ -65,7 +65,7 @@ def _weight(base: Base, adapter: Adapter, factor: FactorPair) -> LazyArray:
     if factor.magnitude is None:
         return base.weights[factor.name]
     own = adapter.replaced.get(factor.name)
-    return base.in_float32[factor.name] if own is None else cast(own, _FLOAT32)
+    return base.float32_weights[factor.name] if own is None else cast(own, _FLOAT32)
 
 
 def _replaced_arrays(base: Base, adapter: Adapter) -> Mapping[Path, LazyArray]:
@@ -109,11 +109,11 @@ def _merge_remarks(base: Base, adapter: Adapter, scale: float) -> Iterator[str]:
     if base.rows is not None and view_of(base.tree).optimizer is not None:
         yield "the optimizer state of the base is kept"
     if left := _unchanged_siblings(base, adapter):
-        listed = ", ".join(fold_lines(left))
+        names_text = ", ".join(fold_lines(left))
         yield (
             f"the adapter has no factors for {array_count(left)}, although it has factors for the same "
             f"modules "
-            f"of other layers: {listed}"
+            f"of other layers: {names_text}"
         )
 
 

@@ -63,8 +63,8 @@ def partial_peft_config(
             settings, (f"{ADAPTER} describes the complete adapter, including the arrays that are left out",)
         )
     left, lost = modules_of(kept), modules_of(removed)
-    whole, whole_lost = (_saved_modules(config, names) for names in (kept, removed))
-    if halves := [item for item in (*left, *whole) if item in {*lost, *whole_lost}]:
+    saved, whole_lost = (_saved_modules(config, names) for names in (kept, removed))
+    if halves := [item for item in (*left, *saved) if item in {*lost, *whole_lost}]:
         return _not_an_adapter(f"it has only parts of {sample_names(halves)}")
     if not left:
         return _not_an_adapter("it has no factors")
@@ -72,7 +72,7 @@ def partial_peft_config(
         # A fully trained module gets no factors, but would get some if it were no longer listed.
         "target_modules": _targets(config, left, {**lost, **whole_lost}),
         "target_parameters": _parameters(config, left, lost),
-        "modules_to_save": _narrowed_saved(config.replaced, whole, whole_lost),
+        "modules_to_save": _narrow_saved_modules(config.replaced, saved, whole_lost),
         **{field: _remaining_patterns(config, field, left, lost) for field in _PATTERNS},
     }
     changed = {field: value for field, value in narrowed.items() if value is not None}
@@ -98,9 +98,9 @@ def with_remaining_modules(tree: Tree) -> Transformed:
     return Transformed(tree.with_metadata(custom=custom), Notes(remarks=(f"{MODULE_PATH} is {left} now",)))
 
 
-def _not_an_adapter(why: str) -> PartialConfig:
+def _not_an_adapter(reason: str) -> PartialConfig:
     return PartialConfig(
-        None, (f"{ADAPTER} is left out, because the remaining arrays are not an adapter: {why}",)
+        None, (f"{ADAPTER} is left out, because the remaining arrays are not an adapter: {reason}",)
     )
 
 
@@ -120,7 +120,7 @@ def _saved_modules(config: PeftConfig, names: Sequence[str]) -> dict[str, None]:
     return modules
 
 
-def _narrowed_saved(
+def _narrow_saved_modules(
     entries: Sequence[str], left: Mapping[str, None], lost: Mapping[str, None]
 ) -> list[str] | None:
     """Return the entries of `modules_to_save` for the remaining arrays; None if unchanged."""
@@ -131,7 +131,9 @@ def _narrowed_saved(
     return kept + [module for module in left if module.endswith(touched)]
 
 
-def _narrowed(entries: Sequence[str], left: Mapping[str, None], lost: Mapping[str, None]) -> list[str] | None:
+def _narrow_modules(
+    entries: Sequence[str], left: Mapping[str, None], lost: Mapping[str, None]
+) -> list[str] | None:
     """Replace module suffixes that match removed modules with full paths.
 
     Returns None if no suffix matches a removed module.
@@ -148,7 +150,7 @@ def _targets(config: PeftConfig, left: Mapping[str, None], lost: Mapping[str, No
     # PEFT applies a complete path regardless of layers_to_transform, so ignored modules must not be listed.
     left = {module: None for module in left if targets is None or config.is_target(module)}
     if isinstance(targets, list | tuple):
-        return _narrowed(listed_names(config.declared, "target_modules", config.location), left, lost)
+        return _narrow_modules(listed_names(config.declared, "target_modules", config.location), left, lost)
 
     def is_target(module: str) -> bool:
         return not config.parameters_of(module) if targets is None else config.is_target(module)

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ckpttools.adapters.bases import Base, base_name, other_base_remarks
 from ckpttools.adapters.config import ALL_LINEAR, WITH_PEFT, PeftConfig, config_file
 from ckpttools.adapters.factor_rows import WEIGHT
-from ckpttools.adapters.factors import Adapter, FactorPair, finite, same_bits
+from ckpttools.adapters.factors import Adapter, FactorPair, finite, have_equal_bits
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Leaf, Metadata, Path, Tree, dotted
 from ckpttools.core.dataclass import dataclass
@@ -96,9 +96,9 @@ def adapter_of(tree: Tree, config: PeftConfig) -> Adapter:
     location = tree.metadata.location
     plain = strip_wrappers(tree).tree
     _require_targets(config, plain)
-    skipped = _skipped(config, plain)
+    skipped = _find_ignored_arrays(config, plain)
     kept = {path: leaf for path, leaf in plain.leaves.items() if dotted(path) not in skipped}
-    parts, whole = _group_arrays(Tree(kept, plain.metadata))
+    parts, replaced = _group_arrays(Tree(kept, plain.metadata))
     if not parts and any(_PART.match(name.removeprefix(PREFIX)) for name in skipped):
         raise ConfigError(
             "the configuration applies none of the stored factors, so PEFT ignores or refuses all of them:"
@@ -109,10 +109,10 @@ def adapter_of(tree: Tree, config: PeftConfig) -> Adapter:
             "was saved with these weights",
         )
     _require_magnitudes(config, map(dotted, kept), parts, location)
-    _check_complete(config, parts, whole, location)
+    _check_complete(config, parts, replaced, location)
     reader = _FactorReader(config, parts, location)
     factors = [factor for module in parts for factor in reader.factors(module)]
-    return Adapter(location, tuple(factors), whole, config.declared, skipped)
+    return Adapter(location, tuple(factors), replaced, config.declared, skipped)
 
 
 def _require_magnitudes(
@@ -154,9 +154,9 @@ def _require_targets(config: PeftConfig, tree: Tree) -> None:
     if not isinstance(targets, str) or targets.lower() == ALL_LINEAR:
         return
     parents = dict.fromkeys(parent for module in modules for parent in _prefixes(module)[:-1])
-    if wrong := [module for module in parents if module not in modules and config.is_target(module)]:
+    if untargeted := [module for module in parents if module not in modules and config.is_target(module)]:
         raise ConfigError(
-            "the pattern in target_modules matches parent modules, which PEFT refuses:" + listing(wrong),
+            "the pattern in target_modules matches parent modules, which PEFT refuses:" + listing(untargeted),
             location=config.location,
             expected="a pattern that matches only linear layers",
             hint=f"correct target_modules in {ADAPTER}",
@@ -169,7 +169,7 @@ def _prefixes(module: str) -> list[str]:
     return [".".join(keys[:stop]) for stop in range(1, len(keys) + 1)]
 
 
-def _skipped(config: PeftConfig, tree: Tree) -> dict[str, str]:
+def _find_ignored_arrays(config: PeftConfig, tree: Tree) -> dict[str, str]:
     """Find the arrays that PEFT ignores when it loads an adapter.
 
     PEFT creates the modules named in the configuration, then loads the arrays whose names match its
@@ -185,7 +185,7 @@ def _skipped(config: PeftConfig, tree: Tree) -> dict[str, str]:
         if part := _PART.match(name):
             module, is_table = part["module"].replace(_BASE_LAYER, ""), "embedding" in part["part"]
         else:
-            module = _whole_name(name).rpartition(".")[0]
+            module = _saved_module_name(name).rpartition(".")[0]
             # PEFT checks the module's class. Among modules with matrices, only embeddings are not linear.
             is_table = array.ndim != 2 or module.rpartition(".")[2] in _TABLES
         if module not in reasons:
@@ -220,10 +220,10 @@ def skip_remarks(adapter: Adapter) -> Iterator[str]:
     for field in dict.fromkeys(adapter.skipped.values()):
         names = [name for name, reason in adapter.skipped.items() if reason == field]
         modules = fold_lines([*modules_of(names), *saved_names(names)])
-        listed = ", ".join(modules[:_MAX_LISTED]) + (", …" if len(modules) > _MAX_LISTED else "")
+        names_text = ", ".join(modules[:_MAX_LISTED]) + (", …" if len(modules) > _MAX_LISTED else "")
         yield (
             f"{field} in {ADAPTER} leaves out {array_count(names)} of the adapter, which PEFT ignores: "
-            f"skipped here as well ({listed})"
+            f"skipped here as well ({names_text})"
         )
 
 
@@ -236,10 +236,10 @@ def modules_of(names: Iterable[str]) -> dict[str, None]:
 def saved_names(names: Iterable[str]) -> list[str]:
     """Return the model's names of arrays that are not factors."""
     own = (name.removeprefix(PREFIX) for name in names if _ORIGINAL not in name)
-    return [_whole_name(name) for name in own if not _PART.match(name)]
+    return [_saved_module_name(name) for name in own if not _PART.match(name)]
 
 
-def _whole_name(name: str) -> str:
+def _saved_module_name(name: str) -> str:
     """Return the model's name for a fully saved array."""
     return _TRAINED.sub("", name.replace(_BASE_LAYER, ""))
 
@@ -252,7 +252,7 @@ def _group_arrays(tree: Tree) -> tuple[dict[str, dict[str, LazyArray]], dict[str
         FormatError: The arrays belong to several adapters, or an array exists twice with different values.
     """
     parts: dict[str, dict[str, LazyArray]] = {}
-    whole: dict[str, LazyArray] = {}
+    replaced: dict[str, LazyArray] = {}
     repeated_arrays: dict[str, LazyArray] = {}
     unknown: list[str] = []
     duplicates: list[str] = []
@@ -266,8 +266,8 @@ def _group_arrays(tree: Tree) -> tuple[dict[str, dict[str, LazyArray]], dict[str
         elif _ORIGINAL in name:
             continue
         elif name.endswith((".weight", ".bias")) and "lora_" not in name:
-            into = repeated_arrays if _TRAINED.search(name) else whole
-            key = _whole_name(name)
+            into = repeated_arrays if _TRAINED.search(name) else replaced
+            key = _saved_module_name(name)
         else:
             unknown.append(dotted(path))
             continue
@@ -276,14 +276,14 @@ def _group_arrays(tree: Tree) -> tuple[dict[str, dict[str, LazyArray]], dict[str
         into[key] = array
     if len(adapters) > 1:
         duplicates += [adapter for adapter in adapters.values() if adapter not in duplicates]
-    stored_twice = [key for key in repeated_arrays if key in whole]
+    stored_twice = [key for key in repeated_arrays if key in replaced]
     duplicates += [
         f"{key}, with different values"
         for key in stored_twice
-        if not same_bits(repeated_arrays[key], whole[key])
+        if not have_equal_bits(repeated_arrays[key], replaced[key])
     ]
     _refuse_unreadable(unknown, duplicates, tree.metadata.location)
-    return parts, {**repeated_arrays, **whole}
+    return parts, {**repeated_arrays, **replaced}
 
 
 def _refuse_unreadable(unknown: Sequence[str], duplicates: Sequence[str], location: str) -> None:
@@ -306,23 +306,23 @@ def _refuse_unreadable(unknown: Sequence[str], duplicates: Sequence[str], locati
 def _check_complete(
     config: PeftConfig,
     parts: Mapping[str, Mapping[str, LazyArray]],
-    whole: Mapping[str, LazyArray],
+    replaced: Mapping[str, LazyArray],
     location: str,
 ) -> None:
     """Raise ConfigError if the configuration does not match the stored arrays."""
     lengths = {module for module, words in parts.items() if "lora_magnitude_vector" in words}
-    odd = [
+    incomplete = [
         f"{module}: no lora_magnitude_vector" for module in parts if config.is_dora and module not in lengths
     ]
-    odd += [f"{module}: a lora_magnitude_vector" for module in lengths if not config.is_dora]
+    incomplete += [f"{module}: a lora_magnitude_vector" for module in lengths if not config.is_dora]
     # PEFT matches all module names with this ending, even in the middle of a word.
-    if config.replaced and not any(f"{module}." in name for module in config.replaced for name in whole):
-        odd.append(f"no arrays for modules_to_save, {', '.join(config.replaced)}")
-    if not parts and not whole:
-        odd.append("no arrays at all")
-    if odd:
+    if config.replaced and not any(f"{module}." in name for module in config.replaced for name in replaced):
+        incomplete.append(f"no arrays for modules_to_save, {', '.join(config.replaced)}")
+    if not parts and not replaced:
+        incomplete.append("no arrays at all")
+    if incomplete:
         raise ConfigError(
-            "the configuration contradicts the stored arrays:" + listing(odd),
+            "the configuration contradicts the stored arrays:" + listing(incomplete),
             location=location,
             expected=f"the arrays that {config.location} declares",
             hint="save it again, with all parameters gathered from the devices",
@@ -348,8 +348,8 @@ class _FactorReader:
         parts, name = self.parts[module], self._weight(module)
         embedding = "lora_embedding_A" in parts or "lora_embedding_B" in parts
         words = ("lora_embedding_A", "lora_embedding_B") if embedding else ("lora_A", "lora_B")
-        lacking = [word for word in words if word not in parts]
-        if lacking or any(parts[word].ndim != 2 for word in words):
+        missing = [word for word in words if word not in parts]
+        if missing or any(parts[word].ndim != 2 for word in words):
             got = ", ".join(f"{word} {list(array.shape)}" for word, array in parts.items())
             raise FormatError(
                 "a factor is missing or is not a matrix",

@@ -81,7 +81,7 @@ def _peft_report(adapter: Adapter, base: str, alpha: float | None) -> AdapterRep
     targets = Counter(_module_name(factor.name) for factor in adapter.factors)
     features = {factor.kind for factor in adapter.factors} - {"linear"}
     special = {"rslora": adapter.config.get("use_rslora"), "dora": adapter.config.get("use_dora")}
-    named = [name for name, there in special.items() if there]
+    named = [name for name, is_present in special.items() if is_present]
     return AdapterReport(
         base,
         dict(sorted(ranks.items())),

@@ -97,7 +97,7 @@ def to_maxtext_adapter(base: Base, adapter: Adapter, options: ToMaxTextAdapter) 
     rows = [known.of(row, number) for number, row in enumerate(touched)]
     sizes = {**known.sizes, **{row.rank: rank for row in rows}}
     arrays = _arrays(fit.factors, rows, sizes, ratios)
-    mapped = _mapped(rows, sizes, base, arrays)
+    mapped = _map_factors(rows, sizes, base, arrays)
     metadata = _lora_metadata(
         mapped.arrays, rank, finite("scale", options.scale, scale * abs(options.scale) * rank)
     )
@@ -163,29 +163,29 @@ def _arrays(
     arrays: dict[str, LazyArray] = {}
     for row in rows:
         names = list(row.row.right.keys(sizes))
-        there = [by_name[name] for name in names if name in by_name]
+        stacked = [by_name[name] for name in names if name in by_name]
         for side, end, kind in ((row.a.right, PARTS[0], "a"), (row.b.right, PARTS[1], "b")):
-            own: list[LazyArray] = [getattr(factor, kind) for factor in there]
+            own: list[LazyArray] = [getattr(factor, kind) for factor in stacked]
             dtype = own[0].dtype if len({array.dtype for array in own}) == 1 else _FLOAT32
             shape = side.shape(sizes)
             for name in names:
                 factor = by_name.get(name)
-                array = None if factor is None else _scaled(getattr(factor, kind), ratios.get(name), kind)
-                arrays[name.removesuffix(WEIGHT) + end] = _padded_array(array, shape, dtype)
+                array = None if factor is None else _scale(getattr(factor, kind), ratios.get(name), kind)
+                arrays[name.removesuffix(WEIGHT) + end] = _pad(array, shape, dtype)
     return arrays
 
 
-def _scaled(array: LazyArray, ratio: float | None, kind: str) -> LazyArray:
+def _scale(array: LazyArray, ratio: float | None, kind: str) -> LazyArray:
     return array if ratio is None or kind == "a" else elementwise(array, Multiply(ratio))
 
 
-def _padded_array(array: LazyArray | None, shape: Shape, dtype: DType) -> LazyArray:
+def _pad(array: LazyArray | None, shape: Shape, dtype: DType) -> LazyArray:
     if array is None:
         return Constant(shape, dtype, bytes(dtype.itemsize))
     return pad_array(cast(array, dtype), shape)
 
 
-def _mapped(
+def _map_factors(
     rows: Sequence[FactorRow], sizes: Mapping[str, int], base: Base, arrays: Mapping[str, LazyArray]
 ) -> Mapped:
     known = {axis: Size(length, "the base") for axis, length in sizes.items()}
@@ -218,11 +218,11 @@ def _lora_metadata(factors: Iterable[str], rank: int, alpha: float) -> dict[str,
 def module_path(factors: Iterable[str]) -> str:
     """Return a pattern of the adapted modules, for MaxText's `lora.lora_module_path`."""
     modules = (name.rpartition(".")[0].split(".")[1:] for name in factors)
-    ends = dict.fromkeys("/".join(_below_layer(keys[-2:])) for keys in modules)
+    ends = dict.fromkeys("/".join(_module_keys(keys[-2:])) for keys in modules)
     return f"decoder/.*({'|'.join(ends)})"
 
 
-def _below_layer(keys: Sequence[str]) -> Sequence[str]:
+def _module_keys(keys: Sequence[str]) -> Sequence[str]:
     """Return the last keys of a module, without the key of its layer."""
     return keys[1:] if _LAYER.fullmatch(keys[0]) else keys
 
@@ -266,10 +266,10 @@ def _filled_remarks(
     """Yield remarks on modules that the adapter changes only in other layers: their factors become zeros."""
     changed = {factor.name for factor in factors}
     names = [name for row in rows for name in row.row.right.keys(sizes)]
-    lacking = [name.removesuffix(WEIGHT) for name in names if name not in changed]
-    if lacking:
+    missing = [name.removesuffix(WEIGHT) for name in names if name not in changed]
+    if missing:
         yield (
-            f"{plural(len(lacking), 'module')} without factors: {sample_names(lacking)}; MaxText has "
+            f"{plural(len(missing), 'module')} without factors: {sample_names(missing)}; MaxText has "
             "factors in all "
             "layers, so theirs are zeros, which changes nothing"
         )

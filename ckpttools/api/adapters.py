@@ -13,8 +13,8 @@ from ckpttools.adapters.merge import merge_into_base
 from ckpttools.adapters.peft import STEP_0, PeftFiles, is_peft, open_peft, to_peft, weights_file
 from ckpttools.adapters.report import adapter_report
 from ckpttools.adapters.to_maxtext import LoraLayout, ToMaxTextAdapter, to_maxtext_adapter
-from ckpttools.api.convert import Changing, write_changed
-from ckpttools.api.options import ALL_WRITING
+from ckpttools.api.convert import ChangedRun, write_changed
+from ckpttools.api.options import WRITING_OPTIONS
 from ckpttools.api.options.adapters import ADAPTER_TO_MAXTEXT, ADAPTER_TO_PEFT, EXTRACT_ADAPTER, MERGE_ADAPTER
 from ckpttools.api.options.convert import CHANGING
 from ckpttools.api.prepared import Prepared, StoredWriting, WriteRequest, Writing, command
@@ -46,13 +46,13 @@ from ckpttools.maxtext.model_options import ModelOptions
 from ckpttools.maxtext.versions import NEWEST
 from ckpttools.model_families.registry import family_called
 from ckpttools.quantized.unsupported_errors import require_numbers
-from ckpttools.run.overlap_check import check_apart
+from ckpttools.run.overlap_check import check_no_overlap
 from ckpttools.stores.registry import LocationLike, parse
 from ckpttools.transforms.base import Transform, Transformed
 from ckpttools.transforms.cast import CastMap
 
 
-@command(Changing, more=writer_options)
+@command(ChangedRun, more=writer_options)
 @declare(*MERGE_ADAPTER, *CHANGING)
 def merge_adapter(
     source: Source,
@@ -64,7 +64,7 @@ def merge_adapter(
     dtype: DType | str | None = None,
     like: LocationLike | None = None,
     family: LocationLike | None = None,
-    **common: Unpack[Changing],
+    **common: Unpack[ChangedRun],
 ) -> Prepared:
     """Merge a LoRA adapter into a model, keeping its format, names, shapes and dtypes.
 
@@ -81,7 +81,7 @@ def merge_adapter(
             quantized and no dtype is given.
         CheckpointError: See `ckpttools.convert`.
     """
-    check_apart(adapter, parse(destination, is_written=True), called("adapter"))
+    check_no_overlap(adapter, parse(destination, is_written=True), called("adapter"))
     change = _Merge(adapter, scale, alpha, ModelOptions(text_of(family)), like)
     casts: list[Transform] = [] if dtype is None else [CastMap({}, float_dtype_of(dtype))]
     return write_changed([*casts, change], source, destination, common)
@@ -100,11 +100,11 @@ class _Merge:
     def __call__(self, tree: Tree) -> Transformed:
         require_numbers(tree, "an adapter can be merged only into plain weights")
         (base,) = _bases(self.model, self.like, tree)
-        return merge_into_base(base, opened_adapter(self.adapter, base, self.alpha), self.scale)
+        return merge_into_base(base, open_adapter(self.adapter, base, self.alpha), self.scale)
 
 
 @command(StoredWriting)
-@declare(*ADAPTER_TO_MAXTEXT, *STORAGE, *ALL_WRITING)
+@declare(*ADAPTER_TO_MAXTEXT, *STORAGE, *WRITING_OPTIONS)
 def adapter_to_maxtext(
     source: LocationLike,
     destination: LocationLike,
@@ -144,12 +144,12 @@ def adapter_to_maxtext(
         scanned = scan if scan is not None else known.rows is None or own is not None
         axis = scan_axis if scan_axis is not None else 1 if own is None else own
         options = ToMaxTextAdapter(scanned, axis, maxtext, layout, scale)
-        built = to_maxtext_adapter(known, _peft_alone(source), options)
-        return request.complete(request.resources.plan(built.tree, writer, built.notes))
+        result = to_maxtext_adapter(known, _peft_alone(source), options)
+        return request.complete(request.resources.plan(result.tree, writer, result.notes))
 
 
 @command(Writing)
-@declare(*ADAPTER_TO_PEFT, *ALL_WRITING)
+@declare(*ADAPTER_TO_PEFT, *WRITING_OPTIONS)
 def adapter_to_peft(
     source: Source,
     destination: LocationLike,
@@ -183,13 +183,13 @@ def adapter_to_peft(
     _check_base(base, destination)
     with WriteRequest(source, destination, **writing) as request:
         (known,) = _bases(model, like, opened(base))
-        adapter = _of_maxtext(opened(source, read), known, alpha)
-        built = to_peft(known, adapter, base_name, scale)
-        return request.complete(request.resources.plan(built.tree, _writer(built), built.notes))
+        adapter = _open_maxtext_adapter(opened(source, read), known, alpha)
+        result = to_peft(known, adapter, base_name, scale)
+        return request.complete(request.resources.plan(result.tree, _writer(result), result.notes))
 
 
 @command(Writing)
-@declare(*EXTRACT_ADAPTER, *ALL_WRITING)
+@declare(*EXTRACT_ADAPTER, *WRITING_OPTIONS)
 def extract_adapter(
     source: Source,
     destination: LocationLike,
@@ -225,10 +225,10 @@ def extract_adapter(
     with WriteRequest(source, destination, **writing) as request:
         resources = request.resources
         tuned, known = _bases(model, like, opened(source), opened(base))
-        built = extract_low_rank(tuned, known, options, resources.memory // 2)
-        files = to_peft(known, built.adapter, base_name)
-        rest = replace(resources, memory=resources.memory - built.nbytes)
-        return request.complete(rest.plan(files.tree, _writer(files), built.notes + files.notes))
+        result = extract_low_rank(tuned, known, options, resources.memory // 2)
+        files = to_peft(known, result.adapter, base_name)
+        rest = replace(resources, memory=resources.memory - result.nbytes)
+        return request.complete(rest.plan(files.tree, _writer(files), result.notes + files.notes))
 
 
 def _bases(model: ModelOptions, like: LocationLike | None, *trees: Tree) -> list[Base]:
@@ -273,7 +273,7 @@ def _writer(files: PeftFiles) -> WithSidecars:
     return WithSidecars(writer, Sidecars(), built={ADAPTER: files.config})
 
 
-def opened_adapter(where: LocationLike, base: Base, alpha: float | None = None) -> Adapter:
+def open_adapter(where: LocationLike, base: Base, alpha: float | None = None) -> Adapter:
     """Open an adapter of either kind under the names of the base's Hugging Face model.
 
     Raises:
@@ -282,7 +282,7 @@ def opened_adapter(where: LocationLike, base: Base, alpha: float | None = None) 
     """
     location = parse(where)
     if not is_peft(location):
-        return _of_maxtext(open_tree(location, ReadOptions()), base, alpha)
+        return _open_maxtext_adapter(open_tree(location, ReadOptions()), base, alpha)
     if alpha is not None:
         raise UsageError(
             f"{option('alpha')} applies only to MaxText's adapters",
@@ -298,7 +298,7 @@ def opened_adapter(where: LocationLike, base: Base, alpha: float | None = None) 
     return open_peft(location)
 
 
-def _of_maxtext(tree: Tree, base: Base, alpha: float | None) -> Adapter:
+def _open_maxtext_adapter(tree: Tree, base: Base, alpha: float | None) -> Adapter:
     location = tree.metadata.location
     if is_peft(parse(location)) and not factor_pairs(tree):
         raise FormatError(
@@ -316,7 +316,7 @@ def _of_maxtext(tree: Tree, base: Base, alpha: float | None) -> Adapter:
             "this is not an adapter",
             location=location,
             expected=f"factors named lora_a and lora_b, or a directory with {ADAPTER}, as PEFT saves it",
-            hint=_what(location),
+            hint=_describe_location(location),
         )
     return adapter_of_jax(base, tree, alpha)
 
@@ -330,14 +330,14 @@ def _peft_alone(where: LocationLike) -> Adapter:
         "this is not a PEFT adapter",
         location=location,
         expected=f"a directory with {ADAPTER} and adapter_model.safetensors",
-        hint=_what(str(location)),
+        hint=_describe_location(str(location)),
     )
 
 
-def _what(location: str) -> str:
+def _describe_location(location: str) -> str:
     return f"{action('summary', location or 'PATH')} identifies it"
 
 
 def _check_base(base: Source, destination: LocationLike) -> None:
     if not isinstance(base, Tree):
-        check_apart(base, parse(destination, is_written=True), called("base"))
+        check_no_overlap(base, parse(destination, is_written=True), called("base"))

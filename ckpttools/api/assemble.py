@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
-from ckpttools.api.convert import Changing
-from ckpttools.api.options import ALL_WRITING, MAX_INDEX_BYTES, READING, REQUESTS
+from ckpttools.api.convert import ChangedRun
+from ckpttools.api.options import MAX_INDEX_BYTES, READING, REQUESTS, WRITING_OPTIONS
 from ckpttools.api.options.convert import TARGET
 from ckpttools.api.options.runs import ASSEMBLE
 from ckpttools.api.prepared import Prepared, WriteRequest, Writing, command
@@ -21,10 +21,10 @@ from ckpttools.core.message_terms import action
 from ckpttools.core.notes import Notes
 from ckpttools.core.options import declare, parse_size_option
 from ckpttools.core.text import natural_key, plural, sample_names
-from ckpttools.formats.orbax.format import joined_tree
+from ckpttools.formats.orbax.format import join_tree
 from ckpttools.formats.orbax.joined import (
-    TwinComparison,
-    compared_twins,
+    ReplicaComparison,
+    compare_replicas,
     has_many,
     keys_alone,
     losers,
@@ -34,7 +34,7 @@ from ckpttools.formats.orbax.joined import (
 from ckpttools.formats.orbax.naming import ITEM as TREE_ITEM
 from ckpttools.formats.orbax.saves import (
     ITEM,
-    TOGETHER_SECONDS,
+    MAX_SAVE_SPREAD_SECONDS,
     HostShare,
     MissingCells,
     Save,
@@ -48,12 +48,12 @@ from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import writer_for, writer_options
 from ckpttools.maxtext.versions import SCAN_LAYERS, STEPS
 from ckpttools.maxtext.view import view_of
-from ckpttools.run.overlap_check import check_apart
+from ckpttools.run.overlap_check import check_no_overlap
 from ckpttools.stores.concurrency import map_concurrently, use_concurrency
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import LocationLike, parse
 
-_MOST_NAMED = 4
+_MAX_NAMED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,14 +136,14 @@ def list_saves(
     with use_concurrency(requests):
         shares = _shares(_locations(hosts), parse_size_option("max_index_bytes", max_index_bytes))
         faults = {str(share.step.path): share.fault for share in shares if share.fault is not None}
-        saves = tuple(_listed(save) for save in saves_of(shares))
+        saves = tuple(_list_save(save) for save in saves_of(shares))
         lost = tuple(item for share in shares if share.fault is None for item in share.lost)
         return HostsListing(saves, faults, lost)
 
 
-def _listed(save: Save) -> SaveListing:
+def _list_save(save: Save) -> SaveListing:
     documents = sum(document is not None for _, document in save.arrays.values())
-    by_name = _by_name(save)
+    by_name = _sorted_shares(save)
     return SaveListing(
         save.step,
         save.began,
@@ -156,20 +156,20 @@ def _listed(save: Save) -> SaveListing:
     )
 
 
-def _by_name(save: Save) -> list[HostShare]:
+def _sorted_shares(save: Save) -> list[HostShare]:
     """Return the shares of a save, ordered by the names of their hosts."""
     return sorted(save.shares, key=lambda share: natural_key(str(share.host)))
 
 
-@command(Changing, more=writer_options)
-@declare(*ASSEMBLE, *TARGET, *READING, *ALL_WRITING)
+@command(ChangedRun, more=writer_options)
+@declare(*ASSEMBLE, *TARGET, *READING, *WRITING_OPTIONS)
 def assemble(
     hosts: LocationLike | Sequence[LocationLike],
     destination: LocationLike,
     *,
     prefer: LocationLike | Sequence[LocationLike] = (),
     comparing: Callable[[int], None] = lambda nbytes: None,
-    **common: Unpack[Changing],
+    **common: Unpack[ChangedRun],
 ) -> Prepared:
     """Assemble one checkpoint from the newest complete step on several hosts.
 
@@ -188,20 +188,24 @@ def assemble(
     """
     opening, writing = part_of(common, Opening), part_of(common, Writing)
     rest = {name: value for name, value in common.items() if name not in {**opening, **writing}}
-    how: dict[str, Any] = {"item": TREE_ITEM, **rest}
+    item_options: dict[str, Any] = {"item": TREE_ITEM, **rest}
     read, locations, preferred = read_options(opening), _locations(hosts), _locations(prefer)
     with use_concurrency(writing.get("requests")):
-        save = _chosen(_shares(locations, read.max_index_bytes), read.step).preferring(preferred)
+        save = _newest_complete_save(_shares(locations, read.max_index_bytes), read.step).prefer_hosts(
+            preferred
+        )
         _refuse_unnamed(save)
         for share in save.shares:
-            check_apart(share.host, parse(destination))
-        twins = _checked(save, preferred, comparing)
+            check_no_overlap(share.host, parse(destination))
+        twins = _compare_shared_chunks(save, preferred, comparing)
         iterators = iterators_of(save)
     notes = _notes(save, twins, has_iterators=iterators is not None)
     tree = _tree(save, locations[0], notes)
 
     with WriteRequest(tree, destination, **writing) as request:
-        writer = writer_for(tree, destination=parse(destination), keeps_names=False, shares=True, **how)
+        writer = writer_for(
+            tree, destination=parse(destination), keeps_names=False, shares=True, **item_options
+        )
         if isinstance(writer, OrbaxWriter) and iterators is not None:
             writer = replace(writer, beside={ITEM: iterators})
         return request.complete(plan_tree(tree, writer, request.resources))
@@ -228,7 +232,7 @@ def _shares(hosts: Sequence[Location], max_index_bytes: int) -> list[HostShare]:
     return list(result.values())
 
 
-def _chosen(shares: Sequence[HostShare], step: int | None) -> Save:
+def _newest_complete_save(shares: Sequence[HostShare], step: int | None) -> Save:
     """Select the newest complete save, or that of a given step.
 
     Raises:
@@ -237,14 +241,14 @@ def _chosen(shares: Sequence[HostShare], step: int | None) -> Save:
     """
     saves = saves_of(shares)
     if step is not None and step not in {save.step for save in saves}:
-        there = ", ".join(map(str, sorted({save.step for save in saves})))
-        raise UsageError(f"no host has step {step}", expected=f"one of {there}" if there else None)
+        steps_text = ", ".join(map(str, sorted({save.step for save in saves})))
+        raise UsageError(f"no host has step {step}", expected=f"one of {steps_text}" if steps_text else None)
     save = newest_complete(saves, step)
     if save is None:
         faults = [f"{share.step.path}: {share.fault}" for share in shares if share.fault is not None]
         raise FormatError(
             "no step is complete: none of these hosts has the missing chunks"
-            + listing([*map(_lacking, saves), *faults]),
+            + listing([*map(_describe_missing, saves), *faults]),
             expected="directories of enough hosts to cover every chunk",
             hint="add directories of more hosts, their copies in a bucket, or the persistent directory",
         )
@@ -261,7 +265,7 @@ def _refuse_unnamed(save: Save) -> None:
         )
 
 
-def _lacking(save: Save) -> str:
+def _describe_missing(save: Save) -> str:
     missing = sum(item.count for item in save.missing)
     expected = expected_hosts(save)
     more = ""
@@ -273,19 +277,21 @@ def _lacking(save: Save) -> str:
     return f"step {save.step}, of {hosts}: {lost} ({arrays}){more}"
 
 
-def _checked(save: Save, preferred: Sequence[Location], observe: Callable[[int], None]) -> TwinComparison:
+def _compare_shared_chunks(
+    save: Save, preferred: Sequence[Location], observe: Callable[[int], None]
+) -> ReplicaComparison:
     """Compare the chunks that several hosts have.
 
     Raises:
         FormatError: Chunks differ, and no preferred host decides.
         UsageError: A preferred host has no share.
     """
-    there = {share.host.resolve() for share in save.shares}
+    locations = {share.host.resolve() for share in save.shares}
     for host in preferred:
-        if host.resolve() not in there:
+        if host.resolve() not in locations:
             hosts = ", ".join(str(share.host) for share in save.shares)
             raise UsageError(f"{host} has no chunks of step {save.step}", expected=f"one of {hosts}")
-    result = compared_twins(save, observe)
+    result = compare_replicas(save, observe)
     names = {share.name for share in save.shares if share.host.resolve() in {p.resolve() for p in preferred}}
     open_ones = [
         disagreement
@@ -298,8 +304,8 @@ def _checked(save: Save, preferred: Sequence[Location], observe: Callable[[int],
     return result
 
 
-def _notes(save: Save, twins: TwinComparison, *, has_iterators: bool) -> Notes:
-    hosts = [host_text(share.host, share.processes) for share in _by_name(save)[:_MOST_NAMED]]
+def _notes(save: Save, twins: ReplicaComparison, *, has_iterators: bool) -> Notes:
+    hosts = [host_text(share.host, share.processes) for share in _sorted_shares(save)[:_MAX_NAMED]]
     more = f" and {len(save.shares) - len(hosts):,} more" if len(save.shares) > len(hosts) else ""
     remarks = [f"step {save.step} of {plural(len(save.shares), 'host')}: {', '.join(hosts)}{more}"]
     if twins.chunks:
@@ -309,23 +315,23 @@ def _notes(save: Save, twins: TwinComparison, *, has_iterators: bool) -> Notes:
         f"{disagreement}; {save.shares[save.owners[disagreement.key]].host} was preferred"
         for disagreement in twins.disagreements
     ]
-    remarks += [*_of_losers(save, twins), *_of_kinship(save)]
+    remarks += [*_wrong_host_remarks(save, twins), *_kinship_remarks(save)]
     if not has_iterators:
         remarks.append("the position of the data iterator is unknown: these hosts did not save its state")
     return Notes(remarks=tuple(remarks))
 
 
-def _of_kinship(save: Save) -> Iterator[str]:
+def _kinship_remarks(save: Save) -> Iterator[str]:
     """Yield remarks if there is little evidence that the hosts belong to the same run."""
-    began = [share.began for share in save.shares if share.began is not None]
-    if began and max(began) - min(began) > TOGETHER_SECONDS:
-        apart = f"{max(began) - min(began):.0f} s"
-        yield f"hosts started this save up to {apart} apart: check that they belong to the same run"
+    start_times = [share.began for share in save.shares if share.began is not None]
+    if start_times and max(start_times) - min(start_times) > MAX_SAVE_SPREAD_SECONDS:
+        spread = f"{max(start_times) - min(start_times):.0f} s"
+        yield f"hosts started this save up to {spread} apart: check that they belong to the same run"
     if len(save.shares) > 1 and not any(has_many(save, key) for key in save.twins):
         yield "no array that these hosts share shows that they belong to the same run"
 
 
-def _of_losers(save: Save, twins: TwinComparison) -> Iterator[str]:
+def _wrong_host_remarks(save: Save, twins: ReplicaComparison) -> Iterator[str]:
     """Yield remarks about chunks that exist only on hosts whose other data was rejected."""
     for number in sorted(
         {number for disagreement in twins.disagreements for number in losers(save, disagreement)}
@@ -337,15 +343,15 @@ def _of_losers(save: Save, twins: TwinComparison) -> Iterator[str]:
 
 def _tree(save: Save, location: Location, notes: Notes) -> Tree:
     """Return the tree with the layer metadata that MaxText needs and such saves lack."""
-    tree = joined_tree(save, location)
-    tree = tree.with_metadata(notes=notes + Notes(remarks=tuple(_of_counter(save, tree))))
+    tree = join_tree(save, location)
+    tree = tree.with_metadata(notes=notes + Notes(remarks=tuple(_step_counter_remarks(save, tree))))
     view = view_of(tree)
     if not view.is_maxtext or SCAN_LAYERS in tree.metadata.custom:
         return tree
     return tree.with_metadata(custom={**tree.metadata.custom, SCAN_LAYERS: view.is_stacked})
 
 
-def _of_counter(save: Save, tree: Tree) -> Iterator[str]:
+def _step_counter_remarks(save: Save, tree: Tree) -> Iterator[str]:
     """Yield a remark if the state's step counter contradicts its directory name.
 
     MaxText names a step after the last completed one, and its state counts the next.

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any, Unpack
 
-from ckpttools.api.convert import Changing, write_changed
+from ckpttools.api.convert import ChangedRun, write_changed
 from ckpttools.api.options.build import AVERAGE
 from ckpttools.api.options.convert import CHANGING
 from ckpttools.api.prepared import Prepared, command
@@ -22,12 +22,12 @@ from ckpttools.formats.detect import detect
 from ckpttools.formats.orbax.steps import OrbaxRun
 from ckpttools.formats.registry import not_opened, writer_options
 from ckpttools.maxtext.average import Average
-from ckpttools.run.overlap_check import check_apart
+from ckpttools.run.overlap_check import check_no_overlap
 from ckpttools.stores.registry import LocationLike, parse
 from ckpttools.transforms.mean_weights import Decay, MeanWeights
 
 
-@command(Changing, more=writer_options)
+@command(ChangedRun, more=writer_options)
 @declare(*AVERAGE, *CHANGING)
 def average(
     source: Source,
@@ -43,7 +43,7 @@ def average(
     parameters: str | None = None,
     dtype: DType | str | None = None,
     force: bool = False,
-    **common: Unpack[Changing],
+    **common: Unpack[ChangedRun],
 ) -> Prepared:
     """Write the weighted mean of steps of a run, or of checkpoints in any format.
 
@@ -66,34 +66,38 @@ def average(
     """
     if common.get("step") is not None:
         raise UsageError(f"{option('step')} opens one step", hint="name the steps to average instead")
-    chosen = _numbers(source, others, steps, last)
-    how = Average(MeanWeights(weights, ema, decay, normalize), float_dtype_of(dtype), parameters, force)
-    if len(others) + len(chosen) < 2 and parameters is None:
+    step_numbers = _steps_to_open(source, others, steps, last)
+    transform = Average(MeanWeights(weights, ema, decay, normalize), float_dtype_of(dtype), parameters, force)
+    if len(others) + len(step_numbers) < 2 and parameters is None:
         raise UsageError(
             "an average needs at least two checkpoints",
-            got=_alone(source, *chosen) or "one source, and the destination",
+            got=_single_step(source, *step_numbers) or "one source, and the destination",
             hint=f"name several, or the last steps of a run: {option('last', 'N')}",
         )
     for other in others:
         location = location_of(other)
         if location is not None:
-            check_apart(location, parse(destination))
+            check_no_overlap(location, parse(destination))
 
     def make(opening: Mapping[str, Any]) -> Tree:
-        trees = [opened(source, read_options({**opening, "step": number}), *others) for number in chosen]
-        return how([*trees, *(opened(other, read_options(opening), source, *others) for other in others)])
+        trees = [
+            opened(source, read_options({**opening, "step": number}), *others) for number in step_numbers
+        ]
+        return transform(
+            [*trees, *(opened(other, read_options(opening), source, *others) for other in others)]
+        )
 
     return write_changed([], source, destination, common, make=make)
 
 
-def _alone(source: Source, number: int | None) -> str | None:
+def _single_step(source: Source, number: int | None) -> str | None:
     """Return the step if only one step of a run is given; otherwise None."""
     if number is None or isinstance(source, Tree):
         return None
     return f"step {number} of {first_and_last(finished_steps(source))}"
 
 
-def _numbers(
+def _steps_to_open(
     source: Source, others: Sequence[Source], steps: str | Sequence[int] | None, last: int | None
 ) -> Sequence[int | None]:
     """Return the steps to open; [None] for the latest one."""
@@ -130,10 +134,10 @@ _STEPS = re.compile(
     re.ASCII,
 )
 # Number of steps that an error names.
-_MOST = 8
+_MAX_NAMED = 8
 
 
-def steps_of(run: LocationLike, declared: str | Sequence[int]) -> tuple[int, ...]:
+def steps_of(run: LocationLike, value: str | Sequence[int]) -> tuple[int, ...]:
     """Return the selected steps, in order.
 
     Args:
@@ -148,19 +152,15 @@ def steps_of(run: LocationLike, declared: str | Sequence[int]) -> tuple[int, ...
         StorageError, FormatError: See `finished_steps`.
     """
     result = _run_at(run)
-    parts = (
-        [_part(result, part.strip()) for part in declared.split(",")]
-        if isinstance(declared, str)
-        else [declared]
-    )
+    parts = [_part(result, part.strip()) for part in value.split(",")] if isinstance(value, str) else [value]
     if not any(parts):
-        raise UsageError("no steps are named", got=repr(declared), expected=_EXPECTED)
-    _require_there(parts, result, declared)
+        raise UsageError("no steps are named", got=repr(value), expected=_EXPECTED)
+    _require_steps(parts, result, value)
     steps = [number for part in parts for number in part]
     if (rising := sorted({*steps})) != steps:
         raise UsageError(
             "each step must be named once, in ascending order",
-            got=declared,
+            got=value,
             hint=f"pass {','.join(map(str, rising))} instead",
         )
     return tuple(steps)
@@ -174,7 +174,7 @@ def finished_steps(run: LocationLike) -> tuple[int, ...]:
         FormatError: The directory is empty.
         UsageError: The location is not a run.
     """
-    return _finished(_run_at(run))
+    return _finished_steps(_run_at(run))
 
 
 def _run_at(where: LocationLike) -> OrbaxRun:
@@ -193,8 +193,8 @@ def _run_at(where: LocationLike) -> OrbaxRun:
     return result
 
 
-def _finished(run: OrbaxRun) -> tuple[int, ...]:
-    return tuple(number for number, step in run.steps.items() if step.why_unfinished is None)
+def _finished_steps(run: OrbaxRun) -> tuple[int, ...]:
+    return tuple(number for number, step in run.steps.items() if step.unfinished_reason is None)
 
 
 def _part(run: OrbaxRun, declared: str) -> Sequence[int]:
@@ -207,28 +207,28 @@ def _part(run: OrbaxRun, declared: str) -> Sequence[int]:
         return (int(one),)
     if stride:
         return range(int(first), int(last) + 1, int(stride))
-    within = [n for n in _finished(run) if int(first or 0) <= n <= int(last or n)]
+    within = [n for n in _finished_steps(run) if int(first or 0) <= n <= int(last or n)]
     if not within:
-        raise UsageError(f"{run.path} has no finished steps in {declared}", hint=_listing(run))
+        raise UsageError(f"{run.path} has no finished steps in {declared}", hint=_list_steps(run))
     return within
 
 
-def _require_there(parts: Sequence[Sequence[int]], run: OrbaxRun, declared: object) -> None:
+def _require_steps(parts: Sequence[Sequence[int]], run: OrbaxRun, value: object) -> None:
     # A range may cover many missing steps, so the message counts existing ones.
     missing = sum(map(len, parts)) - sum(part.count(n) for part in parts for n in run.steps)
     if not missing:
         return
-    first = islice((number for part in parts for number in part if number not in run.steps), _MOST)
-    more = f" and {missing - _MOST:,} more" if missing > _MOST else ""
+    first = islice((number for part in parts for number in part if number not in run.steps), _MAX_NAMED)
+    more = f" and {missing - _MAX_NAMED:,} more" if missing > _MAX_NAMED else ""
     absent = "there is no step" if missing == 1 else "there are no steps"
     raise UsageError(
         f"{absent} {', '.join(map(str, first))}{more}",
         location=run.path,
-        got=declared,
+        got=value,
         expected=f"some of {first_and_last(sorted(run.steps))}",
-        hint=_listing(run),
+        hint=_list_steps(run),
     )
 
 
-def _listing(run: OrbaxRun) -> str:
+def _list_steps(run: OrbaxRun) -> str:
     return f"{action('ls', str(run.path))} lists all"

@@ -21,7 +21,7 @@ _LOCATIONS = frozenset(
     ("source", "destination", "like", "model", "adapter", "base", "others", "decoder", "hosts", "prefer")
 )
 # Arguments that matter only to the calling process.
-_OWN = ("observe", "command", "resume", "jobs")
+_LOCAL_ARGUMENTS = ("observe", "command", "resume", "jobs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +46,19 @@ class Call:
         declared: dict[str, object] = {}
         is_relative = False
         for item, value in arguments.items():
-            if item in _OWN:
+            if item in _LOCAL_ARGUMENTS:
                 continue
             try:
-                declared[item] = _said(_placed(value) if _is_placed(item, value) else value)
+                declared[item] = _reject_unserializable(
+                    _parse_locations(value) if _is_placed(item, value) else value
+                )
             except TypeError:
                 return cls(name, {}, unsaid=f"{item}, of type {type(value).__name__}")
             is_relative |= (_is_placed(item, value) or _is_path(value)) and declared[item] != _as_typed(value)
         return cls(name, declared, is_relative)
 
-    def made_again(
-        self, jobs: int, there: Callable[[str], str] = str, code: Mapping[str, str] | None = None
+    def replan(
+        self, jobs: int, relocate: Callable[[str], str] = str, code: Mapping[str, str] | None = None
     ) -> Prepared:
         """Repeat the call and return its plan.
 
@@ -80,7 +82,7 @@ class Call:
         if plan is None:
             raise ValueError(f"no call that plans: {self.name}")
         if code is None:
-            built = plan(**_moved(self.arguments, there), jobs=jobs)
+            built = plan(**_relocate(self.arguments, relocate), jobs=jobs)
         else:
             for name in code.keys() - code_in(self.arguments).keys():
                 raise UsageError(
@@ -89,7 +91,7 @@ class Call:
             from ckpttools.core.user_code import allow_only
 
             with allow_only(set(code.values())):
-                built = plan(**{**_moved(self.arguments, there), **code}, jobs=jobs)
+                built = plan(**{**_relocate(self.arguments, relocate), **code}, jobs=jobs)
         if not isinstance(built, Prepared):
             raise ValueError(f"no call that writes by tasks: {self.name}")
         return built
@@ -148,10 +150,10 @@ def _is_placed(name: str, value: object) -> bool:
     return name in _LOCATIONS or is_file
 
 
-def _placed(value: object) -> object:
+def _parse_locations(value: object) -> object:
     """Convert one or several texts to locations."""
     if isinstance(value, list | tuple):
-        return [_placed(item) for item in value]
+        return [_parse_locations(item) for item in value]
     return parse(value) if isinstance(value, str) else value
 
 
@@ -159,7 +161,7 @@ def _as_typed(value: object) -> object:
     return [str(item) for item in value] if isinstance(value, list | tuple) else str(value)
 
 
-def _said(value: object) -> object:
+def _reject_unserializable(value: object) -> object:
     """Return a value as JSON can represent it. Raise TypeError if JSON cannot represent it."""
     match value:
         case None | bool() | int() | float() | str():
@@ -171,9 +173,9 @@ def _said(value: object) -> object:
         case DType():
             return value.name
         case Mapping():
-            return {_text(key): _said(item) for key, item in value.items()}
+            return {_text(key): _reject_unserializable(item) for key, item in value.items()}
         case list() | tuple():
-            return [_said(item) for item in value]
+            return [_reject_unserializable(item) for item in value]
     raise TypeError(type(value).__name__)
 
 
@@ -187,10 +189,10 @@ def _text(key: object) -> str:
     return key
 
 
-def _moved(value: Any, there: Callable[[str], str]) -> Any:
+def _relocate(value: Any, relocate: Callable[[str], str]) -> Any:
     """Replace locations with those on this machine."""
     if isinstance(value, str):
-        return there(value)
+        return relocate(value)
     if isinstance(value, Mapping):
-        return {key: _moved(item, there) for key, item in value.items()}
-    return [_moved(item, there) for item in value] if isinstance(value, list) else value
+        return {key: _relocate(item, relocate) for key, item in value.items()}
+    return [_relocate(item, relocate) for item in value] if isinstance(value, list) else value

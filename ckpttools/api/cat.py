@@ -196,20 +196,20 @@ def cat(
     limit = parse_size_option("memory", memory)
     with limit_memory(limit), use_concurrency(requests):
         tree = opened(source, read_options(reading))
-        written = None if output is None else parse(output, is_written=True)
-        if written is not None:
-            _check_output(written, tree.metadata.location)
+        output_location = None if output is None else parse(output, is_written=True)
+        if output_location is not None:
+            _check_output(output_location, tree.metadata.location)
         path, index_text = _find_array(tree, name, index)
         leaf: Leaf = tree.leaves[path]
         remarks: tuple[str, ...] = ()
         if isinstance(leaf, LazyArray) and not raw:
-            leaf, remarks = _dequantized(tree, path)
+            leaf, remarks = _dequantize_leaf(tree, path)
         report = ArrayValues(tree.metadata.location, keystr(path), None, (), index_text, ())
         if not isinstance(leaf, LazyArray):
-            for is_given, term in ((stats, option("stats", True)), (written, option("output"))):
+            for is_given, term in ((stats, option("stats", True)), (output_location, option("output"))):
                 if is_given:
                     raise UsageError(f"{report.name} is not an array", got=term, expected="an array")
-            return _without_array(report, leaf)
+            return _describe_leaf(report, leaf)
         selection = _select(leaf, index_text, keystr(path))
         report = replace(
             report,
@@ -218,8 +218,8 @@ def cat(
             selected_shape=selection.shape,
             remarks=remarks,
         )
-        if written is not None:
-            report = _write_npy(report, selection, written, limit)
+        if output_location is not None:
+            report = _write_npy(report, selection, output_location, limit)
         if stats:
             report = replace(report, statistics=_statistics(selection, limit))
         if stats or output is not None:
@@ -258,7 +258,7 @@ def _bounds(key: slice) -> tuple[object, ...]:
     return (key.start, key.stop) if key.step is None else (key.start, key.stop, key.step)
 
 
-def _dequantized(tree: Tree, path: Path) -> tuple[Leaf, tuple[str, ...]]:
+def _dequantize_leaf(tree: Tree, path: Path) -> tuple[Leaf, tuple[str, ...]]:
     """Return the values of a quantized weight, or another leaf unchanged."""
     from ckpttools.quantized.view import quantized_view
 
@@ -271,7 +271,7 @@ def _dequantized(tree: Tree, path: Path) -> tuple[Leaf, tuple[str, ...]]:
     )
 
 
-def _without_array(report: ArrayValues, leaf: Leaf) -> ArrayValues:
+def _describe_leaf(report: ArrayValues, leaf: Leaf) -> ArrayValues:
     """Return the value of a leaf that is not an array."""
     if report.index:
         raise UsageError(f"{report.name} is not an array", got=f"the index [{report.index}]")

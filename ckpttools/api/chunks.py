@@ -70,9 +70,9 @@ def chunks(
         return replace(report, advice=advice(report))
     devices = parse_mesh(mesh)
     applied = None if spec is not None else AppliedRules(_rules(rules, devices), tree, devices)
-    cuts: Specs = parse_spec(spec or "", devices) if applied is None else _by_path(applied)
+    cuts: Specs = parse_spec(spec or "", devices) if applied is None else _specs_by_path(applied)
     report = inspect_chunks(tree, storage_of(tree, read), filter, devices, cuts)
-    result = None if processes is None else _of_processes(tree, report, cuts, devices, processes)
+    result = None if processes is None else _predict_processes(tree, report, cuts, devices, processes)
     remarks = () if applied is None else (Advice("rules", (), text, None) for text in applied.remarks())
     return replace(report, advice=(*advice(report), *remarks), processes=result)
 
@@ -86,23 +86,23 @@ def _check_no_mesh(*others: object) -> None:
         )
 
 
-def _rules(declared: RulesLike | None, mesh: MeshShape) -> Rules:
-    if declared is None and mesh.is_unnamed:
+def _rules(rules: RulesLike | None, mesh: MeshShape) -> Rules:
+    if rules is None and mesh.is_unnamed:
         raise UsageError(
             "a mesh without axis names requires a spec",
             got=option("mesh", str(mesh)),
             hint=f"also give {option('spec', 'axis0')}, or names of axes that rules know: "
             f"{option('mesh', f'fsdp={mesh.size}')}",
         )
-    return resolve_rules("maxtext" if declared is None else declared)
+    return resolve_rules("maxtext" if rules is None else rules)
 
 
-def _by_path(applied: AppliedRules) -> PathSpecs:
+def _specs_by_path(applied: AppliedRules) -> PathSpecs:
     applied.rules.check_patterns(applied.tree.arrays)
     return rule_specs(applied)
 
 
-def _of_processes(
+def _predict_processes(
     tree: Tree, report: ChunksReport, cuts: Specs, mesh: MeshShape, processes: int
 ) -> ProcessLoading:
     """Predict the reads of processes that load the arrays of a report."""
@@ -114,7 +114,7 @@ def _of_processes(
     return process_loading(arrays, specs, mesh, processes)
 
 
-_NOTICED = 1.01
+_NOTABLE_GAIN = 1.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,8 @@ class MeshGain:
         """Return whether devices will fetch at least 1 % more than before."""
         before, after = self.before, self.after
         return (
-            after.fetched > _NOTICED * before.fetched or after.total_fetched > _NOTICED * before.total_fetched
+            after.fetched > _NOTABLE_GAIN * before.fetched
+            or after.total_fetched > _NOTABLE_GAIN * before.total_fetched
         )
 
     @property
@@ -148,7 +149,7 @@ class MeshGain:
         )
 
 
-def mesh_gain(asked: AppliedRules, reading: ReadOptions, built: Tree, layout: Layout) -> MeshGain:
+def mesh_gain(rules: AppliedRules, reading: ReadOptions, tree: Tree, layout: Layout) -> MeshGain:
     """Predict the reads of the same arrays in two layouts. Reads only indexes of the source.
 
     Args:
@@ -159,18 +160,18 @@ def mesh_gain(asked: AppliedRules, reading: ReadOptions, built: Tree, layout: La
     Raises:
         CheckpointError: An index of the source is damaged or cannot be read.
     """
-    stored = storage_of(asked.tree, reading), Storage("", (), (), tuple(_planned(built, layout)))
-    specs = rule_specs(asked)
-    return MeshGain(*(_loading(asked, specs, item) for item in stored))
+    stored = storage_of(rules.tree, reading), Storage("", (), (), tuple(_planned(tree, layout)))
+    specs = rule_specs(rules)
+    return MeshGain(*(_predict_load(rules, specs, item) for item in stored))
 
 
-def rule_specs(asked: AppliedRules) -> PathSpecs:
+def rule_specs(rules: AppliedRules) -> PathSpecs:
     """Return the partition spec of each array according to rules."""
-    specs = {keystr(path): spec for path, spec in asked.specs()}
-    return PathSpecs(f"rules {asked.rules.name}", specs)
+    specs = {keystr(path): spec for path, spec in rules.specs()}
+    return PathSpecs(f"rules {rules.rules.name}", specs)
 
 
-def _loading(asked: AppliedRules, specs: PathSpecs, storage: Storage) -> LoadCost:
+def _predict_load(asked: AppliedRules, specs: PathSpecs, storage: Storage) -> LoadCost:
     result = inspect_chunks(asked.tree, storage, "*", asked.mesh, specs).loading
     assert result is not None  # A mesh is given.
     return result

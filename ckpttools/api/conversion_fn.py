@@ -38,8 +38,8 @@ class FamilySpelling:
     def __call__(self, tree: Tree) -> Transformed:
         """Return the parameters, nested as in MaxText's Linen trees; raises the errors of `to_maxtext`."""
         named = tree.with_metadata(config=self.config, location="the loaded weights")
-        built = to_maxtext(named, self.options)
-        return Transformed(Tree(built.parameters), built.notes)
+        result = to_maxtext(named, self.options)
+        return Transformed(Tree(result.parameters), result.notes)
 
 
 @validate_arguments

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Unpack
 
-from ckpttools.api.options import ALL_WRITING, OPENING
+from ckpttools.api.options import OPENING, WRITING_OPTIONS
 from ckpttools.api.options.convert import CONVERT, FORMAT
 from ckpttools.api.prepared import Prepared, WriteRequest, Writing, command
 from ckpttools.api.sources import (
@@ -38,7 +38,7 @@ from ckpttools.transforms.functions import Mapper, mapped_by
 from ckpttools.transforms.select import Select
 
 
-class Changing(Opening, Storing, Writing, total=False):
+class ChangedRun(Opening, Storing, Writing, total=False):
     """Types of the options of functions that change and write a tree, except those of the format."""
 
     format: str | None
@@ -66,7 +66,7 @@ def write_changed(
         least_share: See `ckpttools.formats.base.Target`.
     """
     opening, writing = part_of(declared, Opening), part_of(declared, Writing)
-    how = rest_of(declared, Opening, Writing)
+    write_options = rest_of(declared, Opening, Writing)
 
     with WriteRequest(source, destination, **writing) as request:
         tree = make(opening) if make else opened(source, read_options(opening))
@@ -75,13 +75,13 @@ def write_changed(
             destination=parse(destination),
             shares=as_read,
             least_share=least_share,
-            **how,
+            **write_options,
         )
         return request.complete(plan_tree(tree.pipe(*transforms), writer, request.resources))
 
 
-@command(Changing, more=writer_options)
-@declare(FORMAT, *CONVERT, *OPENING, *ALL_WRITING)
+@command(ChangedRun, more=writer_options)
+@declare(FORMAT, *CONVERT, *OPENING, *WRITING_OPTIONS)
 def convert(
     source: Source,
     destination: LocationLike,
@@ -117,26 +117,26 @@ def convert(
     dropped = patterns_of(drop)
     transforms = [
         *([KeepScanAxis(StripOptimizer(drop=dropped))] if strip_optimizer else []),
-        *_selected(patterns_of(keep), () if strip_optimizer else dropped),
-        *_named(names, format, is_mapped=map is not None),
-        *_mapped(map, strict),
+        *_select_transforms(patterns_of(keep), () if strip_optimizer else dropped),
+        *_name_transforms(names, format, is_mapped=map is not None),
+        *_map_transforms(map, strict),
         *_cast(dtype, dtype_map, force),
     ]
     return write_changed(transforms, source, destination, {**options, "format": format}, as_read=False)
 
 
-def _selected(keep: Sequence[str], drop: Sequence[str]) -> list[Transform]:
+def _select_transforms(keep: Sequence[str], drop: Sequence[str]) -> list[Transform]:
     return [KeepScanAxis(Select(keep, drop))] if keep or drop else []
 
 
-def _named(names: str | None, format: str | None, *, is_mapped: bool) -> list[Transform]:
+def _name_transforms(names: str | None, format: str | None, *, is_mapped: bool) -> list[Transform]:
     """Return the transform to Hub names, or suggest how to get Hub names."""
     if names is not None:
         return [ToHubNames()]
     return [with_name_remarks] if format == "safetensors" and not is_mapped else []
 
 
-def _mapped(map: Mapper | None, strict: bool) -> list[Transform]:
+def _map_transforms(map: Mapper | None, strict: bool) -> list[Transform]:
     if map is not None:
         return [mapped_by(map, strict=strict)]
     if strict:

@@ -12,11 +12,11 @@ from ckpttools.api.output_checks import check_copied, optimizer_in
 from ckpttools.api.prepared import Resources, command
 from ckpttools.api.sources import Observe, Size
 from ckpttools.copying.prepared import Effort, PreparedCopy
-from ckpttools.copying.selection import check_whole, selected
+from ckpttools.copying.selection import check_complete, select_content
 from ckpttools.copying.target import CopyTarget
 from ckpttools.core.budget import DEFAULT_MEMORY, limit_memory
 from ckpttools.core.options import declare, parse_size_option
-from ckpttools.run.overlap_check import check_apart
+from ckpttools.run.overlap_check import check_no_overlap
 from ckpttools.stores.concurrency import map_concurrently, use_concurrency
 from ckpttools.stores.outside_links import check_outside_links, find_outside_links
 from ckpttools.stores.publishing import staging_of
@@ -58,21 +58,26 @@ def copy(
         SourceChangedError: The source changed while it was copied.
         CheckpointError: The copy does not fit into the memory or the disk, or reading or writing fails.
     """
-    read, written = parse(source), parse(destination, is_written=True)
-    written = shared(written, RepositoryOptions(public))
-    staging_of(written)  # Raises an error if nothing can be written there.
-    check_apart(read, written)
-    resources = Resources(parse_size_option("memory", memory), jobs, destination=written, requests=requests)
+    read, target_location = parse(source), parse(destination, is_written=True)
+    target_location = shared(target_location, RepositoryOptions(public))
+    staging_of(target_location)  # Raises an error if nothing can be written there.
+    check_no_overlap(read, target_location)
+    resources = Resources(
+        parse_size_option("memory", memory), jobs, destination=target_location, requests=requests
+    )
     with limit_memory(resources.memory), use_concurrency(requests):
-        selection, target = selected(read, tuple(steps), latest), CopyTarget(written, overwrite, optimizer_in)
-        there = target.result(selection, verify=verify)
+        selection, target = (
+            select_content(read, tuple(steps), latest),
+            CopyTarget(target_location, overwrite, optimizer_in),
+        )
+        existing_copy = target.result(selection, verify=verify)
         effort = Effort(resources.memory, jobs, resources.workers, requests)
         links = {name: target for part in selection.parts for name, target in part.outside_links.items()}
         links |= find_outside_links(read, (location.key for location in selection.small.values()))
         check_outside_links(links, is_public=public, is_allowed=allow_outside_links)
-        built = PreparedCopy(read, target, selection, there, effort, verify, observe, command)
-        unchecked = [*chain.from_iterable(map_concurrently(read.store, check_whole, built.todo))]
+        result = PreparedCopy(read, target, selection, existing_copy, effort, verify, observe, command)
+        unchecked = [*chain.from_iterable(map_concurrently(read.store, check_complete, result.todo))]
         # Over a network, the tokenizer would be fetched twice.
-        if built.todo and selection.model is not None and read.store.scheme == "file":
+        if result.todo and selection.model is not None and read.store.scheme == "file":
             unchecked += check_copied(selection.model)
-    return replace(built, unchecked=tuple(unchecked))
+    return replace(result, unchecked=tuple(unchecked))

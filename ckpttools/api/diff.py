@@ -20,12 +20,12 @@ from ckpttools.api.sources import (
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree
 from ckpttools.compare.align import AlignOptions, align
-from ckpttools.compare.diff import OUTCOMES, ArrayDiff, Outcome, of_leaf
+from ckpttools.compare.diff import OUTCOMES, ArrayDiff, Outcome, leaf_diff
 from ckpttools.compare.diff import diff as compare
 from ckpttools.compare.groups import GroupDiff, by_layer, by_role, sorted_by, with_roles
-from ckpttools.compare.hints import after_diff
+from ckpttools.compare.hints import hints_after_diff
 from ckpttools.compare.measure import Tolerances
-from ckpttools.compare.padding import settled
+from ckpttools.compare.padding import drop_implied
 from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, DamagedScalesError, FormatError, UsageError, listing
@@ -41,7 +41,7 @@ from ckpttools.quantized.view import NumericTree, is_dequantized, make_comparabl
 from ckpttools.stores.registry import LocationLike
 from ckpttools.stores.web.hub_name import model_at
 
-_SHOWN = 8
+_MAX_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +116,15 @@ class DiffReport(Tabular):
         farthest = max((array.deviation.max_abs for array in self.arrays if array.deviation), default=0)
         most = [f"{item.name} moved most ({item.rel_l2:.2g})" for item in self.layers[:1] if item.distance]
         head = ", ".join([*counts, *([f"max abs {farthest:.3g}"] if farthest else []), *most])
-        lines = [f"{array.name}: {_what(array)}" for array in self.arrays if not array.is_equal]
+        lines = [f"{array.name}: {_describe(array)}" for array in self.arrays if not array.is_equal]
         verdict = "equal" if self.equal else "different"
-        return f"<DiffReport of {self.a.path} and {self.b.path}: {verdict}: {head}{listing(lines, _SHOWN)}>"
+        return (
+            f"<DiffReport of {self.a.path} and {self.b.path}: {verdict}: {head}{listing(lines, _MAX_SHOWN)}>"
+        )
 
 
-def _what(each: ArrayDiff) -> str:
-    return each.outcome if each.cause is None else f"{each.outcome} ({each.cause.name})"
+def _describe(diff: ArrayDiff) -> str:
+    return diff.outcome if diff.cause is None else f"{diff.outcome} ({diff.cause.name})"
 
 
 @validate_arguments
@@ -166,14 +168,14 @@ def diff(
         ModelOptions(family, rope_layout), None if like is None else model_at(like), padding_rows, parameters
     )
     with scanning(common) as scan:
-        trees = _opened_alike(a, b, scan.read)
+        trees = _open_both(a, b, scan.read)
         scan.fetch(*trees)
         of_a, of_b = make_comparable(*trees, is_read=filter == "*")
         both = align(of_a.tree, of_b.tree, options)
-        both = replace(both, remarks=(*_dequantized(of_a, of_b), *both.naming, *both.remarks))
-        chosen = settled(_chosen(both, filter), padding_rows, scan.memory)
+        both = replace(both, remarks=(*_dequantize_both(of_a, of_b), *both.naming, *both.remarks))
+        chosen = drop_implied(_select_matching(both, filter), padding_rows, scan.memory)
         measure = partial(
-            _compared, scan=scan, tolerances=Tolerances(atol, rtol, ulp), ignore_dtypes=ignore_dtype
+            _compare_arrays, scan=scan, tolerances=Tolerances(atol, rtol, ulp), ignore_dtypes=ignore_dtype
         )
         result = measure(chosen)
         if filter == "*" and _may_be_rounded(chosen, result):
@@ -183,13 +185,13 @@ def diff(
                 chosen, result = back, apart
         remarks = chosen.remarks
         if explain and not all(item.is_equal for item in result):
-            result, more = _explained(result, chosen, both, scan)
+            result, more = _explain(result, chosen, both, scan)
             remarks = (*remarks, *more)
-        result = (*result, *map(of_leaf, chosen.leaves))
-        alike = _equal_in_numbers(result, chosen, of_a.tree, of_b.tree, scan)
-        rounded = tuple(_quantized_in_one(result, chosen))
+        result = (*result, *map(leaf_diff, chosen.leaves))
+        alike = _equal_values_hint(result, chosen, of_a.tree, of_b.tree, scan)
+        rounded = tuple(_one_sided_quantization_hint(result, chosen))
     first, second = SideReport.of(trees[0], chosen.a), SideReport.of(trees[1], chosen.b)
-    hints = after_diff(result, {**chosen.a, **chosen.b}, first.path, second.path)
+    hints = hints_after_diff(result, {**chosen.a, **chosen.b}, first.path, second.path)
     report = DiffReport(
         first,
         second,
@@ -197,7 +199,7 @@ def diff(
         remarks=remarks,
         outcomes=dict(Counter(item.outcome for item in result)),
         arrays=result,
-        hints=alike or (*_training_state_hints(chosen), *hints, *rounded, *_of_names(trees, chosen)),
+        hints=alike or (*_training_state_hints(chosen), *hints, *rounded, *_use_common_names(trees, chosen)),
         uncompared=tuple(item.remark for item in chosen.uncompared),
     )
     report = _with_groups(report, both, sort, top)
@@ -230,7 +232,7 @@ def _listed(arrays: Sequence[ArrayDiff], everything: bool, top: int | None) -> t
     return tuple(kept)
 
 
-def _opened_alike(a: Source, b: Source, read: ReadOptions) -> tuple[Tree, Tree]:
+def _open_both(a: Source, b: Source, read: ReadOptions) -> tuple[Tree, Tree]:
     """Open both sides, with all items if both are steps with the same items."""
     all_items = replace(read, all_items=True)
 
@@ -250,45 +252,45 @@ def _training_state_hints(both: Pairing[LazyArray]) -> Iterator[str]:
         yield f"{option('parameters', True)} compares only the parameters"
 
 
-def _of_names(trees: Sequence[Tree], both: Pairing[LazyArray]) -> Iterator[str]:
+def _use_common_names(trees: Sequence[Tree], both: Pairing[LazyArray]) -> Iterator[str]:
     """Rename both sides to common names if they share none."""
     if not both.a or not both.b or both.a.keys() & both.b.keys():
         return
-    from ckpttools.api.trainer_hints import compared_once_merged, names_of_hub
+    from ckpttools.api.trainer_hints import merge_command_hint, names_of_hub
 
-    if way := compared_once_merged(*trees) or names_of_hub(*trees):
-        yield f"no array has the same name on both sides: {way}"
+    if hint := merge_command_hint(*trees) or names_of_hub(*trees):
+        yield f"no array has the same name on both sides: {hint}"
 
 
-def _dequantized(a: NumericTree, b: NumericTree) -> Iterator[Remark]:
+def _dequantize_both(a: NumericTree, b: NumericTree) -> Iterator[Remark]:
     sides: tuple[tuple[Side, NumericTree], ...] = ("A", a), ("B", b)
     yield from (Remark(item.remark, side) for side, item in sides if item.remark)
 
 
-def _chosen(both: Pairing[LazyArray], pattern: str) -> Pairing[LazyArray]:
+def _select_matching(both: Pairing[LazyArray], pattern: str) -> Pairing[LazyArray]:
     """Return the arrays whose names match.
 
     Raises:
         UsageError: No array matches.
         FormatError: There are no arrays.
     """
-    chosen = both.matching(pattern)
-    if not chosen.a and not chosen.b:
+    matching = both.matching(pattern)
+    if not matching.a and not matching.b:
         raise (UsageError if both.a or both.b else FormatError)(
             "no array is selected",
             got=f"{len(both.a)} and {len(both.b)} arrays",
             expected=f"names that match {pattern!r}",
             hint=f"names are those that {option('everything', True)} lists",
         )
-    return chosen
+    return matching
 
 
-def _compared(
-    chosen: Pairing[LazyArray], scan: ScanSettings, tolerances: Tolerances, ignore_dtypes: bool
+def _compare_arrays(
+    pairing: Pairing[LazyArray], scan: ScanSettings, tolerances: Tolerances, ignore_dtypes: bool
 ) -> tuple[ArrayDiff, ...]:
-    total = sum(a.nbytes + b.nbytes for _, a, b in chosen.pairs if a.shape == b.shape)
+    total = sum(a.nbytes + b.nbytes for _, a, b in pairing.pairs if a.shape == b.shape)
     return compare(
-        chosen,
+        pairing,
         tolerances,
         ignore_dtypes=ignore_dtypes,
         memory=scan.memory,
@@ -297,51 +299,51 @@ def _compared(
     )
 
 
-def _may_be_rounded(chosen: Pairing[LazyArray], result: Sequence[ArrayDiff]) -> bool:
+def _may_be_rounded(pairing: Pairing[LazyArray], result: Sequence[ArrayDiff]) -> bool:
     """Return whether only values differ, between a Hugging Face and a MaxText checkpoint."""
     differing = [item for item in result if not item.is_equal]
-    if chosen.maxtext is None or chosen.uncompared or chosen.leaves:
+    if pairing.maxtext is None or pairing.uncompared or pairing.leaves:
         return False
-    parameters = parameters_among({**chosen.a, **chosen.b})
-    names = chosen.a.keys() & chosen.b.keys() & parameters
+    parameters = parameters_among({**pairing.a, **pairing.b})
+    names = pairing.a.keys() & pairing.b.keys() & parameters
     return bool(differing) and all(item.name in names for item in differing)
 
 
 def _as_huggingface(
-    a: Tree, b: Tree, chosen: Pairing[LazyArray], options: AlignOptions, memory: int
+    a: Tree, b: Tree, pairing: Pairing[LazyArray], options: AlignOptions, memory: int
 ) -> Pairing[LazyArray] | None:
     """Return both sides as a conversion from MaxText writes them; None if the conversion is not possible."""
     from ckpttools.compare.conversion import ConversionOptions, as_huggingface
 
-    hub, maxtext = (b, a) if chosen.maxtext == "A" else (a, b)
+    hub, maxtext = (b, a) if pairing.maxtext == "A" else (a, b)
     try:
         back = as_huggingface(hub, maxtext, Selection(), ConversionOptions(options.model))
     except CheckpointError:
         return None
     remark = Remark("compared under Hugging Face names, because the conversion from MaxText rounds")
-    return settled(replace(back, remarks=(remark, *back.remarks)), options.padding_rows, memory)
+    return drop_implied(replace(back, remarks=(remark, *back.remarks)), options.padding_rows, memory)
 
 
-def _equal_in_numbers(
-    result: tuple[ArrayDiff, ...], chosen: Pairing[LazyArray], a: Tree, b: Tree, scan: ScanSettings
+def _equal_values_hint(
+    result: tuple[ArrayDiff, ...], pairing: Pairing[LazyArray], a: Tree, b: Tree, scan: ScanSettings
 ) -> tuple[str, ...]:
     """Return a hint if all differing quantized values and scales represent the same values."""
     differing = [item for item in result if not item.is_equal]
     if not differing or any(item.outcome != "differs" for item in differing):
         return ()
-    from ckpttools.api.verify import same_numbers
+    from ckpttools.api.verify import equal_values_hint
 
-    arrays = [chosen.a[item.name] for item in differing]
-    return same_numbers(a, b, arrays, memory=scan.memory, jobs=scan.jobs)
+    arrays = [pairing.a[item.name] for item in differing]
+    return equal_values_hint(a, b, arrays, memory=scan.memory, jobs=scan.jobs)
 
 
-def _quantized_in_one(result: tuple[ArrayDiff, ...], chosen: Pairing[LazyArray]) -> Iterator[str]:
+def _one_sided_quantization_hint(result: tuple[ArrayDiff, ...], pairing: Pairing[LazyArray]) -> Iterator[str]:
     """Yield a hint if values may differ because one side was quantized."""
     every = sum(item.outcome == "differs" for item in result)
     differing = [item.name for item in result if item.outcome == "differs" and item.cause is None]
-    of_a, of_b = ([is_dequantized(own[name]) for name in differing] for own in (chosen.a, chosen.b))
-    for name, mine, theirs in (("A", of_a, of_b), ("B", of_b, of_a)):
-        count = sum(one and not other for one, other in zip(mine, theirs, strict=True))
+    of_a, of_b = ([is_dequantized(own[name]) for name in differing] for own in (pairing.a, pairing.b))
+    for name, side, opposite in (("A", of_a, of_b), ("B", of_b, of_a)):
+        count = sum(one and not other for one, other in zip(side, opposite, strict=True))
         if count:
             yield (
                 f"{count:,} of {plural(every, 'array')} with different values are quantized in {name} "
@@ -350,14 +352,14 @@ def _quantized_in_one(result: tuple[ArrayDiff, ...], chosen: Pairing[LazyArray])
             )
 
 
-def _explained(
-    result: tuple[ArrayDiff, ...], chosen: Pairing[LazyArray], both: Pairing[LazyArray], scan: ScanSettings
+def _explain(
+    result: tuple[ArrayDiff, ...], pairing: Pairing[LazyArray], both: Pairing[LazyArray], scan: ScanSettings
 ) -> tuple[tuple[ArrayDiff, ...], tuple[Remark, ...]]:
     """Add causes, and a hint if no cause was found."""
     from ckpttools.compare.explain import explain
 
     # Causes may involve arrays outside the selection, such as renamed ones.
-    every = replace(both, a={**both.a, **chosen.a}, b={**both.b, **chosen.b})
+    every = replace(both, a={**both.a, **pairing.a}, b={**both.b, **pairing.b})
     parameters = [item for item in with_roles(result, {**every.a, **every.b}) if item.role == "parameter"]
     # If training has changed the weights, the search in optimizer state would take most of the time.
     names = {item.name for item in (result if all(item.is_equal for item in parameters) else parameters)}
@@ -367,5 +369,5 @@ def _explained(
         return tuple(causes.get(item.name, item) for item in result), ()
     except DamagedScalesError as error:
         scales = error.location or "scales of a weight"
-        why = f"causes were not searched, because of non-finite values from {scales}"
-        return result, (Remark(why),)
+        reason = f"causes were not searched, because of non-finite values from {scales}"
+        return result, (Remark(reason),)

@@ -22,14 +22,14 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import OtherProcessError, first_line
 from ckpttools.core.message_terms import render, retry_term
 from ckpttools.plan.parts import Part
-from ckpttools.plan.plan_file import PlanFile, decoded
+from ckpttools.plan.plan_file import PlanFile, decode_plan
 from ckpttools.run.events import Event, Observer, Receipt
 from ckpttools.run.parts import PartReceipt
-from ckpttools.sharding.processes import JOB_BYTES, Service, mark_gone
-from ckpttools.stores.relocation import AS_PLANNED
+from ckpttools.sharding.processes import JOB_BYTES, Service, mark_lost
+from ckpttools.stores.relocation import NO_RELOCATION
 from ckpttools.stores.shares import describe_this_process
 
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 # The destination is inspected less and less often, because that may take thousands of requests.
 _REPORT_SECONDS = 10.0
 # All processes have met before the first one starts.
@@ -54,7 +54,7 @@ class Callbacks:
     waiting: Callable[[PlanStatus], None]
 
 
-def convert_together(job: Service, plan: Callable[[], Prepared], callbacks: Callbacks) -> Receipt | None:
+def convert_distributed(job: Service, plan: Callable[[], Prepared], callbacks: Callbacks) -> Receipt | None:
     """Run this process's part; process 0 also plans and publishes.
 
     Args:
@@ -73,7 +73,7 @@ def convert_together(job: Service, plan: Callable[[], Prepared], callbacks: Call
         with extra_resident(JOB_BYTES):
             if job.number == 0:
                 return _first(job, plan, callbacks)
-            _other(job, plan, callbacks)
+            _run_worker_process(job, plan, callbacks)
     except BaseException as error:
         if not isinstance(error, OtherProcessError):
             job.set_status(_FAILED, render(first_line(error)))
@@ -85,22 +85,22 @@ def _part_of(job: Service) -> Part:
     return Part(job.number, job.count)
 
 
-def _other(job: Service, plan: Callable[[], Prepared], callbacks: Callbacks) -> None:
+def _run_worker_process(job: Service, plan: Callable[[], Prepared], callbacks: Callbacks) -> None:
     declared = job.get_bytes("plan")
     if not declared:
         raise OtherProcessError(_end_of(job))
-    file = decoded(zlib.decompress(declared), "what process 0 has planned")
+    file = decode_plan(zlib.decompress(declared), "what process 0 has planned")
     job.set_status(_HERE, describe_this_process())
-    observe = _heeding(lambda: _check_ended(job), callbacks.observe)
+    observe = _stop_when_job_ends(lambda: _check_ended(job), callbacks.observe)
     # Only code that this process's own command line names may run, not code that process 0 names.
-    code = {} if file.header.has_tasks else _own_code(plan())
-    callbacks.done(part_done(file, _part_of(job), AS_PLANNED, observe=observe, code=code))
+    code = {} if file.header.has_tasks else _user_code(plan())
+    callbacks.done(part_done(file, _part_of(job), NO_RELOCATION, observe=observe, code=code))
     job.set_status(_DONE, "yes")
-    if why := _end_of(job):
-        raise OtherProcessError(why)
+    if failure := _end_of(job):
+        raise OtherProcessError(failure)
 
 
-def _own_code(prepared: Prepared) -> Mapping[str, str]:
+def _user_code(prepared: Prepared) -> Mapping[str, str]:
     return user_code(**code_in(prepared.call.arguments)) if prepared.call else {}
 
 
@@ -111,8 +111,8 @@ def _end_of(job: Service) -> str:
 
 def _check_ended(job: Service) -> None:
     """Raise OtherProcessError if process 0 has ended the job with an error."""
-    for why in filter(None, job.statuses(_END).values()):
-        raise OtherProcessError(why)
+    for failure in filter(None, job.statuses(_END).values()):
+        raise OtherProcessError(failure)
 
 
 def _first(job: Service, plan: Callable[[], Prepared], callbacks: Callbacks) -> Receipt:
@@ -122,15 +122,15 @@ def _first(job: Service, plan: Callable[[], Prepared], callbacks: Callbacks) -> 
         prepared = replace(prepared, options=replace(prepared.options, observe=callbacks.observe, command=""))
         _ = prepared.gain  # Computed before anything is written.
         content = content_of(prepared)
-        file = decoded(content, "the plan")
+        file = decode_plan(content, "the plan")
         # No process of this job starts before it has the plan.
-        began, before = time.monotonic(), plan_status(file)
+        started, before = time.monotonic(), plan_status(file)
         earlier = {part.token for part in before.parts}
         job.put_bytes("plan", zlib.compress(content, 1))
         is_planned = True
-        observe = _heeding(lambda: _check_failed(job), callbacks.observe)
-        code = _own_code(prepared)
-        callbacks.done(part_done(file, _part_of(job), AS_PLANNED, observe=observe, code=code))
+        observe = _stop_when_job_ends(lambda: _check_failed(job), callbacks.observe)
+        code = _user_code(prepared)
+        callbacks.done(part_done(file, _part_of(job), NO_RELOCATION, observe=observe, code=code))
         _wait(job, file, callbacks.waiting, earlier)
         receipt = prepared.execute(file.header.plan)
     except BaseException as error:
@@ -143,7 +143,7 @@ def _first(job: Service, plan: Callable[[], Prepared], callbacks: Callbacks) -> 
     # To the publishing run, all tasks look resumed; only those done before this job count.
     return replace(
         receipt,
-        seconds=time.monotonic() - began,
+        seconds=time.monotonic() - started,
         tasks_resumed=before.tasks_done,
         bytes_resumed=before.bytes_done,
     )
@@ -151,18 +151,18 @@ def _first(job: Service, plan: Callable[[], Prepared], callbacks: Callbacks) -> 
 
 def _check_failed(job: Service) -> None:
     """Raise OtherProcessError if any process has failed."""
-    for number, why in job.statuses(_FAILED).items():
-        raise OtherProcessError(f"process {number} of {job.count} could not do its part", got=why)
+    for number, failure in job.statuses(_FAILED).items():
+        raise OtherProcessError(f"process {number} of {job.count} could not do its part", got=failure)
 
 
-def _heeding(check: Callable[[], None], observe: Observer) -> Observer:
+def _stop_when_job_ends(check: Callable[[], None], observe: Observer) -> Observer:
     """Wrap `observe` so that it stops the work when another process has ended the job."""
-    looked = time.monotonic()
+    last_check = time.monotonic()
 
     def heed(event: Event) -> None:
-        nonlocal looked
-        if time.monotonic() - looked > _LOOK_SECONDS:
-            looked = time.monotonic()
+        nonlocal last_check
+        if time.monotonic() - last_check > _POLL_SECONDS:
+            last_check = time.monotonic()
             check()
         observe(event)
 
@@ -177,29 +177,29 @@ def _wait(
     Raises:
         OtherProcessError: A process has failed or no longer exists. The message names it.
     """
-    started = declared = looked = time.monotonic()
-    count, pause = job.count, _LOOK_SECONDS
+    started = declared = last_check = time.monotonic()
+    count, pause = job.count, _POLL_SECONDS
     while True:
         _check_failed(job)
         if len(job.statuses(_DONE)) == count - 1:
             return
-        here = job.statuses(_HERE)
-        if len(here) < count - 1 and time.monotonic() - started > _LATE_SECONDS:
-            missing = ", ".join(str(item) for item in range(1, count) if item not in here)
+        statuses = job.statuses(_HERE)
+        if len(statuses) < count - 1 and time.monotonic() - started > _LATE_SECONDS:
+            missing = ", ".join(str(item) for item in range(1, count) if item not in statuses)
             raise OtherProcessError("processes have not started their parts", got=missing)
-        if time.monotonic() - looked > pause:
+        if time.monotonic() - last_check > pause:
             result = plan_status(file)
-            if _are_done(job, result.parts, here, earlier):
+            if _are_done(job, result.parts, statuses, earlier):
                 return
-            looked, pause = time.monotonic(), min(2 * pause, _REPORT_SECONDS)
-            if looked - declared > _REPORT_SECONDS:
-                declared = looked
+            last_check, pause = time.monotonic(), min(2 * pause, _REPORT_SECONDS)
+            if last_check - declared > _REPORT_SECONDS:
+                declared = last_check
                 waiting(result)
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
 
 
 def _are_done(
-    job: Service, parts: Iterable[PartStatus], here: Mapping[int, str], earlier: Collection[str]
+    job: Service, parts: Iterable[PartStatus], statuses: Mapping[int, str], earlier: Collection[str]
 ) -> bool:
     """Return whether all other processes have done their parts, by their reports or the destination.
 
@@ -216,23 +216,23 @@ def _are_done(
         number = int(part.part.partition("/")[0])
         # The process must be of this job: in containers, a process of a later job can have the same number
         # and host.
-        is_ours = part.part == f"{number}/{count}" and here.get(number) == part.process
+        is_ours = part.part == f"{number}/{count}" and statuses.get(number) == part.process
         if not is_ours or part.token in earlier or number in done or part.state == "at work":
             continue
         if part.state != "done":
             # The process may have just reported the reason.
             _check_failed(job)
-            mark_gone(job, number)
-            raise _gone(part, number, count)
+            mark_lost(job, number)
+            raise _lost_process_error(part, number, count)
         done.add(number)
     return len(done - {0}) == count - 1
 
 
-def _gone(each: PartStatus, number: int, count: int) -> OtherProcessError:
-    done = f"with {each.tasks_done} of {each.tasks} tasks done"
-    ended = "" if each.state == "gone" else f", ended by: {each.state}"
+def _lost_process_error(status: PartStatus, number: int, count: int) -> OtherProcessError:
+    done = f"with {status.tasks_done} of {status.tasks} tasks done"
+    ended = "" if status.state == "gone" else f", ended by: {status.state}"
     return OtherProcessError(
         f"process {number} of {count} is gone",
-        got=f"{each.process}, last seen {each.seen:.0f} s ago, {done}{ended}",
+        got=f"{status.process}, last seen {status.seen:.0f} s ago, {done}{ended}",
         hint=f"{retry_term()}: finished work is not repeated",
     )

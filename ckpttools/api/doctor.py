@@ -9,7 +9,7 @@ from ckpttools.api.sources import DEFAULT_MEMORY, Observe, Source, location_of, 
 from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.errors import UsageError
 from ckpttools.core.options import declare, parse_size_option
-from ckpttools.diagnosis.examine import Diagnosis, examine, mend
+from ckpttools.diagnosis.examine import Diagnosis, apply_fixes, examine
 from ckpttools.diagnosis.inventory import ValueReading
 from ckpttools.formats.orbax.ocdbt import MAX_INDEX_BYTES
 from ckpttools.stores.concurrency import use_concurrency
@@ -54,5 +54,5 @@ def doctor(
     elements = ValueReading(limit, jobs, observe) if values else None
     with use_concurrency(requests):
         if names:
-            return mend(location, *names, read=read, reading=data, values=elements)
+            return apply_fixes(location, *names, read=read, reading=data, values=elements)
         return examine(location, read, data, elements)

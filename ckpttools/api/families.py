@@ -33,9 +33,9 @@ def check_family(
     """
     from ckpttools.family_check.check import check_family as check
 
-    meant = family if isinstance(family, Family) else family_called(str(family))
+    checked = family if isinstance(family, Family) else family_called(str(family))
     return check(
-        meant,
+        checked,
         None if against is None else parse(against),
         None if config is None else parse(config),
     )

@@ -26,7 +26,7 @@ from ckpttools.core.message_terms import option
 from ckpttools.core.options import declare
 from ckpttools.core.region import Shape
 from ckpttools.core.tabular import Tabular
-from ckpttools.digest.canonical import Selection, with_carried, without_step
+from ckpttools.digest.canonical import Selection, drop_step, with_carried
 from ckpttools.digest.digest import DEFAULT_ALGORITHM
 from ckpttools.digest.hashing import hash_tree
 from ckpttools.digest.manifest import NAMES, Manifest, check_manifest_name
@@ -111,23 +111,23 @@ def hash(
         tree = opened(source, scan.read)
         scan.fetch(tree)
         remarks = scan_axis_remarks(tree) if per_layer else ()
-        written = selection
+        written_selection = selection
         selection = replace(selection, naming=partial(with_carried, layers=per_layer))
         if names == "maxtext":
-            from ckpttools.compare.conversion import in_maxtext_names, without_implied
+            from ckpttools.compare.conversion import drop_implied_arrays, name_like_maxtext
 
             if not per_layer:
                 hint = f"leave out {option('per_layer', False)} or {option('names')}"
                 raise UsageError(f"{option('names', 'maxtext')} names single layers", hint=hint)
-            named = in_maxtext_names(quantized_view(tree).plain().tree, conversion)
-            named = without_implied(named, (), tree.metadata.config, scan.memory)
-            arrays = without_step(named.arrays)
+            named = name_like_maxtext(quantized_view(tree).plain().tree, conversion)
+            named = drop_implied_arrays(named, (), tree.metadata.config, scan.memory)
+            arrays = drop_step(named.arrays)
             selection = replace(selection, naming=lambda tree: arrays)
             remarks = named.remarks
         elif conversion is not None:
             hint = f"{option('names', 'maxtext')} uses the names of a conversion"
             raise UsageError("conversion options do not apply to stored names", hint=hint)
-        built = hash_tree(
+        result = hash_tree(
             tree,
             selection,
             algorithm=algorithm,
@@ -136,20 +136,20 @@ def hash(
             observe=scan.observer(selection.nbytes(tree)),
         )
     if manifest is not None:
-        nodes = None if names == "maxtext" else built.nodes
-        replace(built, names=names, selection=written, nodes=nodes).write(parse(manifest))
-    return _report(tree, built, remarks)
+        nodes = None if names == "maxtext" else result.nodes
+        replace(result, names=names, selection=written_selection, nodes=nodes).write(parse(manifest))
+    return _report(tree, result, remarks)
 
 
-def _report(tree: Tree, built: Manifest, remarks: tuple[str, ...]) -> HashReport:
+def _report(tree: Tree, manifest: Manifest, remarks: tuple[str, ...]) -> HashReport:
     return HashReport(
         path=tree.metadata.location,
-        algorithm=built.algorithm,
-        per_layer=built.selection.layers,
-        digest=built.digest,
-        parameters=built.parameters,
+        algorithm=manifest.algorithm,
+        per_layer=manifest.selection.layers,
+        digest=manifest.digest,
+        parameters=manifest.parameters,
         remarks=remarks,
         arrays=tuple(
-            ArrayDigest(name, item.dtype, item.shape, item.digest) for name, item in built.arrays.items()
+            ArrayDigest(name, item.dtype, item.shape, item.digest) for name, item in manifest.arrays.items()
         ),
     )

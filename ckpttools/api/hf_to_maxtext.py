@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, Unpack
 
-from ckpttools.api.options import ALL_WRITING
+from ckpttools.api.options import WRITING_OPTIONS
 from ckpttools.api.options.convert import HF_TO_MAXTEXT
 from ckpttools.api.output_checks import check_source
 from ckpttools.api.prepared import Prepared, Resources, StoredWriting, WriteRequest, Writing, command
@@ -43,7 +43,7 @@ from ckpttools.stores.registry import LocationLike, parse
 
 
 @command(StoredWriting)
-@declare(*HF_TO_MAXTEXT, *STORAGE, *ALL_WRITING)
+@declare(*HF_TO_MAXTEXT, *STORAGE, *WRITING_OPTIONS)
 def hf_to_maxtext(
     source: Source,
     destination: LocationLike,
@@ -123,24 +123,26 @@ def plan_to_maxtext(
     tree = opened(source, options.read)
     refuse_maxtext(tree)
     try:
-        built = to_maxtext(tree, options)
+        result = to_maxtext(tree, options)
     except CoverageError as error:
         from ckpttools.maxtext.stored_head import with_head_compared
 
         raise with_head_compared(error, tree, options, resources.memory) from error
     location = SIDECARS
     if isinstance(writer, SupportsSidecars):
-        location = writer.sidecars_at(built.state, is_model=False)
+        location = writer.sidecars_at(result.state, is_model=False)
     written_down = {
-        RECORD: record_bytes(built.spelling, replace(options.model, tied=built.tied), built.dtypes)
+        RECORD: record_bytes(result.spelling, replace(options.model, tied=result.tied), result.dtypes)
     }
-    beside = WithSidecars(writer, Sidecars(sidecars_of(tree).files, built.carried), location, written_down)
-    state = beside.with_sidecars(with_origin(built.state, tree))
-    prepared = resources.plan(state, beside, built.notes + check_source(tree, ("layer-lists",)))
+    sidecar_writer = WithSidecars(
+        writer, Sidecars(sidecars_of(tree).files, result.carried), location, written_down
+    )
+    state = sidecar_writer.with_sidecars(with_origin(result.state, tree))
+    prepared = resources.plan(state, sidecar_writer, result.notes + check_source(tree, ("layer-lists",)))
     # Whether a dropped head equals the embedding is visible only in its values. Planning comes first, because
     # it refuses models that do not fit in memory.
-    if built.lost_head is not None:
+    if result.lost_head is not None:
         from ckpttools.maxtext.stored_head import refuse_lost_head
 
-        refuse_lost_head(built.lost_head, tree, memory=resources.memory, reserved=prepared.plan.held_bytes)
+        refuse_lost_head(result.lost_head, tree, memory=resources.memory, reserved=prepared.plan.held_bytes)
     return prepared

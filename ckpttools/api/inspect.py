@@ -14,7 +14,7 @@ from ckpttools.core.options import declare
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.registry import other_steps, stored_shardings
 from ckpttools.formats.sidecar_files import CONFIG
-from ckpttools.inspection.comparison import Comparison, arranged
+from ckpttools.inspection.comparison import Comparison, sort_comparison
 from ckpttools.inspection.folding import sort_arrays
 from ckpttools.inspection.tree import TreeReport, inspect_tree
 from ckpttools.maxtext.model_files import sidecar_names
@@ -51,14 +51,14 @@ def inspect(
         everything = read if isinstance(source, Tree) else replace(read, all_items=True)
         tree = opened(source, everything, *([] if against is None else [against]))
         shardings = stored_shardings(tree) if sharding else {}
-        beside = other_steps(tree)
-        comparison = None if against is None else compared(tree, against, filter, read)
+        neighbors = other_steps(tree)
+        comparison = None if against is None else compare_with_reference(tree, against, filter, read)
         report = inspect_tree(
             tree,
             filter,
             shardings=shardings,
-            unfinished=beside.unfinished,
-            damaged=beside.damaged,
+            unfinished=neighbors.unfinished,
+            damaged=neighbors.damaged,
             with_families=True,
             # The pattern may match only missing arrays.
             or_none=comparison is not None,
@@ -67,12 +67,12 @@ def inspect(
     report = replace(report, traffic=traffic())
     if sort is not None:
         report = replace(report, arrays=sort_arrays(report.arrays, sort))
-        comparison = arranged(comparison, sort) if comparison else None
+        comparison = sort_comparison(comparison, sort) if comparison else None
     return replace(report, comparison=comparison)
 
 
-def compared(
-    tree: Tree, what: LocationLike | Tree, pattern: str = "*", read: ReadOptions | None = None
+def compare_with_reference(
+    tree: Tree, reference: LocationLike | Tree, pattern: str = "*", read: ReadOptions | None = None
 ) -> Comparison:
     """Compare the arrays that match a pattern with a reference.
 
@@ -93,36 +93,36 @@ def compared(
     from ckpttools.adapters.report import adapter_report, is_maxtext_adapter, peft_adapter
     from ckpttools.formats.json_file import read_json
     from ckpttools.formats.registry import open_tree
-    from ckpttools.inspection.against import against_base, against_family, against_tree
+    from ckpttools.inspection.against import compare_with_base, compare_with_family, compare_with_tree
     from ckpttools.model_families.registry import SUFFIXES, family_called, family_of
 
-    if isinstance(what, Tree):
-        return against_tree(*_alike(tree, what), pattern)
-    name, path = str(what), parse(what)
+    if isinstance(reference, Tree):
+        return compare_with_tree(*_dequantize_alike(tree, reference), pattern)
+    name, path = str(reference), parse(reference)
     if adapter_report(tree) is not None:
         base = open_base(open_tree(path, read))
         if not is_maxtext_adapter(tree):
-            return against_base(peft_adapter(tree), base)
+            return compare_with_base(peft_adapter(tree), base)
         # Only names and shapes are compared, so any alpha will do if none is recorded.
         alpha = None if is_number(recorded_settings(tree).get("lora_alpha")) else 1
-        return against_base(adapter_of_jax(base, tree, alpha), base)
+        return compare_with_base(adapter_of_jax(base, tree, alpha), base)
     own_arrays = quantized_view(tree).plain_where_possible().tree
     if name in families() or path.suffix in SUFFIXES or not (path.exists() or "/" in name):
         family, own = family_called(name), tree.metadata.config
         if own is None or own.get("model_type") not in family.model_types:
-            return against_family(own_arrays, family, pattern=pattern)
-        return against_family(own_arrays, family, own, "the config.json next to it", pattern)
+            return compare_with_family(own_arrays, family, pattern=pattern)
+        return compare_with_family(own_arrays, family, own, "the config.json next to it", pattern)
     config = _config_at(path)
     if config is None:
-        return against_tree(*_alike(tree, open_tree(path, read)), pattern)
+        return compare_with_tree(*_dequantize_alike(tree, open_tree(path, read)), pattern)
     document = read_json(config.require_exists())
-    return against_family(own_arrays, family_of(document, str(config)), document, str(config), pattern)
+    return compare_with_family(own_arrays, family_of(document, str(config)), document, str(config), pattern)
 
 
-def _alike(tree: Tree, other: Tree) -> tuple[Tree, Tree]:
+def _dequantize_alike(tree: Tree, other: Tree) -> tuple[Tree, Tree]:
     """Dequantize both trees if they store quantized weights differently."""
-    mine, theirs = make_comparable(tree, other)
-    return mine.tree, theirs.tree
+    view, other_view = make_comparable(tree, other)
+    return view.tree, other_view.tree
 
 
 def _config_at(path: Location) -> Location | None:

@@ -205,10 +205,10 @@ def load(
     template = None if expected is None else flatten_template(expected)
     leaves = () if template is None else template.leaves
     is_cut = any(leaf.axes or is_abstract(leaf.sharding) for leaf in leaves)
-    where = _where(shardings, rules, mesh, memory_kind, is_cut=is_cut)
+    where = _combine_device_options(shardings, rules, mesh, memory_kind, is_cut=is_cut)
     with limit_memory(memory), use_concurrency(loading.get("requests")):
         tree = opened(source, read_options(part_of(loading, Opening)))
-        plain = tree if dtype is None else _numbers(tree, None if dtype == "like" else dtype_of(dtype))
+        plain = tree if dtype is None else _dequantize(tree, None if dtype == "like" else dtype_of(dtype))
         built, notes = converted(plain, to, template, declared, memory)
         if where.rules is not None:
             where.rules.check_patterns([*built.arrays, *(leaf.path for leaf in leaves)])
@@ -227,7 +227,7 @@ def load(
     )
 
 
-def _numbers(tree: Tree, dtype: DType | None) -> Tree:
+def _dequantize(tree: Tree, dtype: DType | None) -> Tree:
     """Return a dequantized tree; `dtype` is that of the quantized weights."""
     view = quantized_view(tree)
     if view.is_described:
@@ -238,7 +238,7 @@ def _numbers(tree: Tree, dtype: DType | None) -> Tree:
 
 def _request(
     source: Tree,
-    built: Tree,
+    tree: Tree,
     template: TreeTemplate | None,
     devices: DeviceOptions,
     dtype: DType | str | None,
@@ -248,15 +248,15 @@ def _request(
     from ckpttools.sharding.load_request import build_request
 
     try:
-        chosen = dtype if dtype == "like" else dtype_of(dtype)
-        return build_request(built, template, devices, chosen, source.metadata.location)
+        target_dtype = dtype if dtype == "like" else dtype_of(dtype)
+        return build_request(tree, template, devices, target_dtype, source.metadata.location)
     except CoverageError as error:
         if template is None or error.raw.hint is not None:
             raise
         raise error.at(hint=next_step(source, to, template)) from error
 
 
-def _where(
+def _combine_device_options(
     shardings: Any, rules: RulesLike | None, mesh: Any, memory_kind: str | None, *, is_cut: bool
 ) -> Any:
     """Combine the device arguments.
@@ -277,13 +277,13 @@ def _where(
         leaves = flatten_template(shardings).leaves
         declared = {leaf.path: leaf.sharding for leaf in leaves if leaf.sharding is not None}
     devices = _mesh(mesh)
-    built = None if rules is None else resolve_rules(rules)
-    if devices is not None and shardings is None and built is None and not is_cut:
+    result = None if rules is None else resolve_rules(rules)
+    if devices is not None and shardings is None and result is None and not is_cut:
         raise UsageError(
             f"{option('mesh')} alone does not determine how arrays are sharded",
             hint=f"also give {option('rules', 'maxtext')}, or rules of your own",
         )
-    return DeviceOptions(declared, built, devices, memory_kind)
+    return DeviceOptions(declared, result, devices, memory_kind)
 
 
 def _mesh(mesh: Any) -> Any:
@@ -349,10 +349,10 @@ class Converting:
             sides = _ABOUT.get(item.name, ("maxtext", "hf"))
             if value is None or to in sides:
                 continue
-            way = " or ".join(option("to", side) for side in sides)
+            choices = " or ".join(option("to", side) for side in sides)
             raise UsageError(
-                f"{option(item.name, value)} applies only to conversions with {way}",
-                hint=f"leave it out, or pass {way}",
+                f"{option(item.name, value)} applies only to conversions with {choices}",
+                hint=f"leave it out, or pass {choices}",
             )
 
     @property
@@ -413,77 +413,81 @@ def next_step(tree: Tree, to: str | None, template: TreeTemplate) -> str:
 
 
 def _as_maxtext(
-    tree: Tree, template: TreeTemplate | None, declared: Converting, memory: int
+    tree: Tree, template: TreeTemplate | None, conversion: Converting, memory: int
 ) -> tuple[Tree, Notes]:
     """Return the parameters of a Hugging Face model, nested as in MaxText's Linen trees."""
-    with _worded("maxtext"):
+    with _reword_errors("maxtext"):
         refuse_maxtext(tree)
-    if declared.model is not None:
-        with _worded("model"):
-            files = ModelFiles.of(tree, declared.model)
+    if conversion.model is not None:
+        with _reword_errors("model"):
+            files = ModelFiles.of(tree, conversion.model)
         tree = tree.with_metadata(config=files.config)
-    scan = _is_scanned(template) if declared.scan is None else declared.scan
-    rows = _more_rows(tree, template) if declared.pad_vocab is None else declared.pad_vocab
-    axis = 1 if declared.scan_axis is None else declared.scan_axis
+    scan = _is_scanned(template) if conversion.scan is None else conversion.scan
+    rows = _padding_rows_of_template(tree, template) if conversion.pad_vocab is None else conversion.pad_vocab
+    axis = 1 if conversion.scan_axis is None else conversion.scan_axis
     expected = ToMaxText(
         scan=scan,
         scan_axis=axis,
         pad_vocab=rows,
-        model=declared.options,
-        text_only=declared.text_only is True,
+        model=conversion.options,
+        text_only=conversion.text_only is True,
         leaves_out=True,
     )
-    built = to_maxtext(tree, expected)
-    if built.lost_head is not None:
-        refuse_lost_head(built.lost_head, tree, memory=memory)
-    return Tree(built.parameters, built.state.metadata), built.notes
+    result = to_maxtext(tree, expected)
+    if result.lost_head is not None:
+        refuse_lost_head(result.lost_head, tree, memory=memory)
+    return Tree(result.parameters, result.state.metadata), result.notes
 
 
-def _as_hugging_face(tree: Tree, declared: Converting, memory: int) -> tuple[Tree, Notes]:
+def _as_hugging_face(tree: Tree, conversion: Converting, memory: int) -> tuple[Tree, Notes]:
     """Return the arrays of a MaxText checkpoint under Hugging Face names. Fails if arrays would be lost."""
-    with _worded("hf"):
+    with _reword_errors("hf"):
         refuse_hugging_face(tree)
-    way = ToHuggingFace(
-        like=declared.model,
-        scan_axis=declared.scan_axis,
-        model=declared.options,
-        padding_rows=declared.padding_rows,
+    options = ToHuggingFace(
+        like=conversion.model,
+        scan_axis=conversion.scan_axis,
+        model=conversion.options,
+        padding_rows=conversion.padding_rows,
     )
-    with _worded("model"):
-        files = ModelFiles.of(tree, declared.model)
-        with _of_the_same_model(tree, files, declared.family):
-            built = to_huggingface(tree, way, files)
-    refuse_learned_rows(built.extra, tree.metadata.location, declared.padding_rows, memory=memory, reserved=0)
-    if built.lost_head is not None:
-        refuse_lost_head(built.lost_head, tree, memory=memory)
-    config: Mapping[str, Any] | None = None if built.config is None else built.config.config
-    return built.tree.with_metadata(config=config), built.notes
+    with _reword_errors("model"):
+        files = ModelFiles.of(tree, conversion.model)
+        with _name_matching_family(tree, files, conversion.family):
+            result = to_huggingface(tree, options, files)
+    refuse_learned_rows(
+        result.extra, tree.metadata.location, conversion.padding_rows, memory=memory, reserved=0
+    )
+    if result.lost_head is not None:
+        refuse_lost_head(result.lost_head, tree, memory=memory)
+    config: Mapping[str, Any] | None = None if result.config is None else result.config.config
+    return result.tree.with_metadata(config=config), result.notes
 
 
 @contextmanager
-def _worded(what: str) -> Iterator[None]:
+def _reword_errors(subject: str) -> Iterator[None]:
     """Rewrite the hints of conversion errors raised inside the `with` for `load`."""
     try:
         yield
     except FormatError as error:
-        if what == "model":
+        if subject == "model":
             raise
-        raise error.at(hint=f"leave out {option('to', what)}: the arrays already have these names") from error
+        raise error.at(
+            hint=f"leave out {option('to', subject)}: the arrays already have these names"
+        ) from error
     except (ConfigError, StorageError) as error:
         # The conversion functions call the model `like`.
         raise error.at(hint=rename_option(error.raw.hint or "", "like", "model") or None) from error
 
 
 @contextmanager
-def _of_the_same_model(tree: Tree, files: ModelFiles, family: str | None) -> Iterator[None]:
+def _name_matching_family(tree: Tree, files: ModelFiles, family: str | None) -> Iterator[None]:
     """Name the family that matches the arrays in coverage errors raised inside the `with`."""
     try:
         yield
     except CoverageError as error:
-        fitting = families_with_names_of(tree)
-        if not fitting:
+        families = families_with_names_of(tree)
+        if not families:
             raise
-        names = f"the arrays have the names of {' and '.join(fitting)}"
+        names = f"the arrays have the names of {' and '.join(families)}"
         if family is not None:
             raise error.at(hint=f"{names}: leave out {option('family', family)}") from error
         kind = f"{files.location} is of model_type {(files.config or {}).get('model_type')!r}"
@@ -497,7 +501,7 @@ def _is_scanned(template: TreeTemplate | None) -> bool:
     return not any(re.search(r"(^|/)decoder/(\w+_)?layers_\d+/", name) for name in names)
 
 
-def _more_rows(tree: Tree, template: TreeTemplate | None) -> int | None:
+def _padding_rows_of_template(tree: Tree, template: TreeTemplate | None) -> int | None:
     """Return the template's number of embedding rows if it exceeds the vocabulary, with a warning."""
     config = tree.metadata.config or {}
     vocab = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")

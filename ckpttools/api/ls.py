@@ -10,7 +10,7 @@ from ckpttools.core.errors import SeveralCheckpointsError
 from ckpttools.core.options import declare
 from ckpttools.formats.detect import Detected, LocationKind, detect
 from ckpttools.runs.collection import CollectionListing, list_collection, list_member
-from ckpttools.runs.listing import RunListing, listed, looked_at, no_run_error, run_of
+from ckpttools.runs.listing import RunListing, list_consistently, list_run, no_run_error, run_of
 from ckpttools.runs.trained import find_trainer_run
 from ckpttools.stores.concurrency import use_concurrency
 from ckpttools.stores.registry import LocationLike, parse
@@ -87,7 +87,7 @@ def list_detected(detected: Detected) -> RunListing | CollectionListing | None:
         StorageError: The store cannot be read.
     """
     if (run := run_of(detected)) is not None:
-        return looked_at(run, listed)
+        return list_consistently(run, list_run)
     if detected.hosts or detected.is_empty:
         return None
     if (trained := find_trainer_run(detected.location)) is not None:

@@ -27,7 +27,7 @@ from ckpttools.maxtext.config.infer_settings import (
 )
 from ckpttools.maxtext.config.model_facts import Reading
 from ckpttools.maxtext.config.observed_model import ObservedModel, observe_config, observe_model
-from ckpttools.maxtext.config.report import MaxTextConfig, ModelSetting, ordered
+from ckpttools.maxtext.config.report import MaxTextConfig, ModelSetting, sort_settings
 from ckpttools.maxtext.config.run_settings import GivenSettings, find_contradictions, read_settings
 from ckpttools.maxtext.config.setting_kinds import find_mistakes
 from ckpttools.maxtext.versions import NEWEST, SCAN_LAYERS, version_called
@@ -64,16 +64,16 @@ def maxtext_config(
     """
     version = version_called(maxtext)
     with use_concurrency(requests):
-        model = _seen(source, text_of(like), text_of(family), read_options(reading))
+        model = _observe_source(source, text_of(like), text_of(family), read_options(reading))
         try:
             values = model_settings(model.family, model.facts, model.location)
         except ConfigError as error:
             raise error.at(_config_location(source, model)) from error
-        stored = {item.name: item for item in _stored(model, scan)}
+        stored = {item.name: item for item in _storage_settings(model, scan)}
         result = matching_model(values)
         named = None if result in version.absent_models else result
         every = {**values, **stored}
-        declared = read_settings([str(item) for item in check]) if check else GivenSettings({}, False)
+        given = read_settings([str(item) for item in check]) if check else GivenSettings({}, False)
     base = values.get(MODEL_NAME)
     return MaxTextConfig(
         path=str(source.metadata.location if isinstance(source, Tree) else source),
@@ -81,16 +81,16 @@ def maxtext_config(
         maxtext=version.name,
         model_name=named or (base.value if base else None),
         is_named=named is not None,
-        settings=ordered(every),
-        told=ordered({**required_settings(values, named), **stored}),
+        settings=sort_settings(every),
+        told=sort_settings({**required_settings(values, named), **stored}),
         deviations=tuple(deviations(model.family, model.facts, version.name)),
         notes=(*model.notes, *model_notes(model.family, model.facts)),
         unread=tuple(Reading(model.family, model.facts).unread()),
         contradictions=(
-            *find_contradictions(declared, every),
-            *(model.fp8.contradictions(declared) if model.fp8 else ()),
+            *find_contradictions(given, every),
+            *(model.fp8.contradictions(given) if model.fp8 else ()),
         ),
-        mistakes=tuple(find_mistakes(declared.declared, version.name)),
+        mistakes=tuple(find_mistakes(given.declared, version.name)),
     )
 
 
@@ -102,7 +102,7 @@ def _config_location(source: Source, model: ObservedModel) -> str:
     )
 
 
-def _seen(source: Source, like: str | None, family: str | None, read: ReadOptions) -> ObservedModel:
+def _observe_source(source: Source, like: str | None, family: str | None, read: ReadOptions) -> ObservedModel:
     if not isinstance(source, Tree):
         alone = config_alone(source, read)
         if alone is not None:
@@ -110,7 +110,7 @@ def _seen(source: Source, like: str | None, family: str | None, read: ReadOption
     return observe_model(opened(source, read), like, family)
 
 
-def _stored(model: ObservedModel, scan: bool | None) -> Iterator[ModelSetting]:
+def _storage_settings(model: ObservedModel, scan: bool | None) -> Iterator[ModelSetting]:
     """Yield the settings for how the checkpoint is stored, or will be stored.
 
     Raises:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Unpack
 
-from ckpttools.api.options import ALL_WRITING
+from ckpttools.api.options import WRITING_OPTIONS
 from ckpttools.api.options.convert import MAXTEXT_TO_HF, SHARDS
 from ckpttools.api.prepared import Prepared, Resources, WriteRequest, Writing, command
 from ckpttools.api.sources import Size, Source, float_dtype_of, opened, read_options, text_of
@@ -30,11 +30,11 @@ from ckpttools.stores.registry import LocationLike
 from ckpttools.transforms.base import Transform
 
 # Files that exist only for models with towers.
-_OF_TOWERS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+_TOWER_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 
 
 @command(Writing)
-@declare(*MAXTEXT_TO_HF, *SHARDS, *ALL_WRITING)
+@declare(*MAXTEXT_TO_HF, *SHARDS, *WRITING_OPTIONS)
 def maxtext_to_hf(
     source: Source,
     destination: LocationLike,
@@ -116,38 +116,44 @@ def plan_to_huggingface(
     model = to_huggingface(tree, options, files)
     require_towers(model, files, tree.metadata.location)
     if change is not None:
-        model = _changed(model, change, files.config)
-    built = {} if model.config is None else {CONFIG: config_bytes(files, model.config)}
-    unwanted = _OF_TOWERS if options.spelling == TEXT else ()
-    written = None if model.config is None else model.config.config
-    untrue = stale_files(files.sidecars, model.tree, files.config, written)
-    away = (*built, *unwanted, *untrue, ADAPTER)
+        model = _transform_model(model, change, files.config)
+    result = {} if model.config is None else {CONFIG: config_bytes(files, model.config)}
+    unwanted = _TOWER_FILES if options.spelling == TEXT else ()
+    config = None if model.config is None else model.config.config
+    untrue = stale_files(files.sidecars, model.tree, files.config, config)
+    away = (*result, *unwanted, *untrue, ADAPTER)
     copied = {name: file for name, file in files.sidecars.items() if name not in away}
-    beside = WithSidecars(writer or writer_for(Tree({}), "safetensors"), Sidecars(copied), built=built)
-    prepared = resources.plan(with_origin(model.tree, tree), beside, model.notes + stale_file_notes(untrue))
+    sidecar_writer = WithSidecars(
+        writer or writer_for(Tree({}), "safetensors"), Sidecars(copied), built=result
+    )
+    prepared = resources.plan(
+        with_origin(model.tree, tree), sidecar_writer, model.notes + stale_file_notes(untrue)
+    )
     # This is the only place where planning reads data: dropped rows are lost, and no header shows whether
     # they are padding. The check follows planning, which rejects models that do not fit into the memory.
-    held, location = prepared.plan.held_bytes, tree.metadata.location
-    refuse_learned_rows(model.extra, location, options.padding_rows, memory=resources.memory, reserved=held)
+    held_bytes, location = prepared.plan.held_bytes, tree.metadata.location
+    refuse_learned_rows(
+        model.extra, location, options.padding_rows, memory=resources.memory, reserved=held_bytes
+    )
     if model.lost_head is not None:
         from ckpttools.maxtext.stored_head import refuse_lost_head
 
-        refuse_lost_head(model.lost_head, tree, memory=resources.memory, reserved=held)
+        refuse_lost_head(model.lost_head, tree, memory=resources.memory, reserved=held_bytes)
     return prepared
 
 
-def _changed(
+def _transform_model(
     model: HuggingFaceModel, change: Transform, original: Mapping[str, Any] | None
 ) -> HuggingFaceModel:
     """Return a transformed model and its updated configuration."""
     known = model.config
     tree = model.tree if known is None else model.tree.with_metadata(config=known.config)
-    built = change(tree)
-    config = built.tree.metadata.config
+    result = change(tree)
+    config = result.tree.metadata.config
     if known is not None and config is not None and config != known.config:
-        anew = known.requantized(config, by_name(built.tree.arrays), original or {})
-        stale = {f"{CONFIG}: {item}" for item in known.changes if item not in anew.changes}
+        requantized = known.requantized(config, by_name(result.tree.arrays), original or {})
+        stale = {f"{CONFIG}: {item}" for item in known.changes if item not in requantized.changes}
         remarks = tuple(remark for remark in model.notes.remarks if remark not in stale)
-        known = anew
+        known = requantized
         model = replace(model, notes=replace(model.notes, remarks=remarks))
-    return replace(model, tree=built.tree, config=known, notes=model.notes + built.notes)
+    return replace(model, tree=result.tree, config=known, notes=model.notes + result.notes)

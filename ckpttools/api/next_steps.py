@@ -36,7 +36,7 @@ _FACTS = ("got", "expected")
 _LOAD_STATE = "load_full_state_path"
 _CHECKPOINTS = "checkpoints"
 # Flavor of parameters that MaxText loads without training state.
-_LOADED_FLAVOUR = "linen"
+_LOADABLE_FLAVOR = "linen"
 _CAUSAL = "ForCausalLM"
 _TOKENIZERS = frozenset(("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json"))
 # Dtypes in which models compute. Loaders do not accept other stored dtypes as weights.
@@ -71,9 +71,13 @@ def next_steps(where: LocationLike) -> NextSteps | None:
         tree = opened(location)
         if uses := loading_steps(tree, location):
             return NextSteps(uses)
-        if not _is_whole(tree):
+        if not _is_complete(tree):
             return None
-        return _of_maxtext(tree, location) if view_of(tree).is_maxtext else _of_transformers(tree, location)
+        return (
+            _maxtext_steps(tree, location)
+            if view_of(tree).is_maxtext
+            else _transformers_steps(tree, location)
+        )
     except CheckpointError:
         # The checkpoint was written, so a failure to describe it is not an error.
         return None
@@ -83,20 +87,22 @@ def next_steps(where: LocationLike) -> NextSteps | None:
             location.store.forget(location.key)
 
 
-def _is_whole(tree: Tree) -> bool:
+def _is_complete(tree: Tree) -> bool:
     """Return whether all arrays of a model exist, with compute dtypes or with scales."""
     is_computed = _main_dtype(view_of(tree).parameters.values()) in _COMPUTED
     # Families do not know all names of quantized values and scales.
-    named, of = quantized_view(tree).plain_where_possible().tree, _family_said(tree)
-    whole = (of is not None and _has_names_of(named, [of])) or _has_names_of(named, families().values())
-    return whole and (is_computed or quantized_view(tree).is_described)
+    named, of = quantized_view(tree).plain_where_possible().tree, _declared_family(tree)
+    has_all_names = (of is not None and _has_names_of(named, [of])) or _has_names_of(
+        named, families().values()
+    )
+    return has_all_names and (is_computed or quantized_view(tree).is_described)
 
 
 def _has_names_of(tree: Tree, among: Collection[Family]) -> bool:
     return any(family.matched == family.expected for family in guess_families(tree, among))
 
 
-def _family_said(tree: Tree) -> Family | None:
+def _declared_family(tree: Tree) -> Family | None:
     """Return the family that config.json declares. Matching the names of all families takes 0.1 s."""
     try:
         return family_of(tree.metadata.config or {}, tree.metadata.location)
@@ -112,25 +118,25 @@ def _main_dtype(arrays: Iterable[LazyArray]) -> str:
     return count.most_common(1)[0][0] if count else ""
 
 
-def _of_maxtext(tree: Tree, location: Location) -> NextSteps | None:
+def _maxtext_steps(tree: Tree, location: Location) -> NextSteps | None:
     if tree.metadata.format != "orbax":
         return None
     if away := elsewhere(location):
         return NextSteps((away,))
-    if view_of(tree).optimizer is None and view_of(tree).flavour.name != _LOADED_FLAVOUR:
-        built = action("strip_optimizer", str(location), "DST", flavour=_LOADED_FLAVOUR)
-        return NextSteps((f"{LOAD_PARAMETERS} takes parameters in Linen's nesting: {built}",))
+    if view_of(tree).optimizer is None and view_of(tree).flavour.name != _LOADABLE_FLAVOR:
+        result = action("strip_optimizer", str(location), "DST", flavour=_LOADABLE_FLAVOR)
+        return NextSteps((f"{LOAD_PARAMETERS} takes parameters in Linen's nesting: {result}",))
     config, problem = _config_of(tree)
-    told = config.told if config is not None and config.is_named else ()
-    declared = [
-        str(item) for item in told if item.name not in (LOAD_PARAMETERS, SCAN_LAYERS, PARAM_SCAN_AXIS)
+    settings = config.told if config is not None and config.is_named else ()
+    values = [
+        str(item) for item in settings if item.name not in (LOAD_PARAMETERS, SCAN_LAYERS, PARAM_SCAN_AXIS)
     ]
-    uses = [join([*declared, *_stored(tree)])]
+    uses = [join([*values, *_location_settings(tree)])]
     if config is not None and not config.is_named:
         uses.append(f"all settings: {action('maxtext_config', str(location))}")
-    resumed = _resumed(tree)
+    resumed = _resume_settings(tree)
     problems = [problem] if problem else []
-    return NextSteps((*uses, *resumed), (*problems, *_surprises(tree), *_of_model(tree, config)))
+    return NextSteps((*uses, *resumed), (*problems, *_surprises(tree), *_model_remarks(tree, config)))
 
 
 def _config_of(tree: Tree) -> tuple[MaxTextConfig | None, str]:
@@ -147,7 +153,7 @@ def _config_of(tree: Tree) -> tuple[MaxTextConfig | None, str]:
         return None, f"MaxText cannot be configured for this model: {error.raw.line} ({facts})"
 
 
-def _stored(tree: Tree) -> Iterator[str]:
+def _location_settings(tree: Tree) -> Iterator[str]:
     """Yield the checkpoint's location and layout as MaxText settings."""
     view = view_of(tree)
     setting = LOAD_PARAMETERS if view.optimizer is None else _LOAD_STATE
@@ -157,7 +163,7 @@ def _stored(tree: Tree) -> Iterator[str]:
         yield f"{PARAM_SCAN_AXIS}={view.scan_axis}"
 
 
-def _resumed(tree: Tree) -> Iterator[str]:
+def _resume_settings(tree: Tree) -> Iterator[str]:
     """Yield the settings that resume a run from its full state, if MaxText's layout allows it."""
     run = parse(tree.metadata.location).absolute().parent.parent
     if view_of(tree).optimizer is not None and run.name == _CHECKPOINTS:
@@ -177,7 +183,7 @@ def _surprises(tree: Tree) -> Iterator[str]:
         yield f"vocab_size={rows}, where config.json says {declared}"
 
 
-def _of_model(tree: Tree, config: MaxTextConfig | None) -> Iterator[str]:
+def _model_remarks(tree: Tree, config: MaxTextConfig | None) -> Iterator[str]:
     """Yield computations that differ in MaxText, and missing parts of the model."""
     if config is None:
         return
@@ -188,7 +194,7 @@ def _of_model(tree: Tree, config: MaxTextConfig | None) -> Iterator[str]:
         yield from config.notes
 
 
-def _of_transformers(tree: Tree, location: Location) -> NextSteps | None:
+def _transformers_steps(tree: Tree, location: Location) -> NextSteps | None:
     config = tree.metadata.config
     kinds = (config or {}).get("architectures") or ()
     if tree.metadata.format != "safetensors" or config is None or not kinds:
@@ -200,22 +206,22 @@ def _of_transformers(tree: Tree, location: Location) -> NextSteps | None:
     if where is None:
         return NextSteps((f"transformers reads disks and the hub: {action('copy', str(location), 'DIR')}",))
     name, revision = where
-    declared = [f"revision={_quoted(revision)}"] if revision else []
+    values = [f"revision={_quoted(revision)}"] if revision else []
     flags = ["--revision", revision] if revision else []
     # The model type has its own code.
     if config.get("auto_map"):
-        declared, flags = [*declared, "trust_remote_code=True"], [*flags, "--trust-remote-code"]
-    loaded = f"{kind}.from_pretrained({', '.join([_quoted(name), *declared])})"
+        values, flags = [*values, "trust_remote_code=True"], [*flags, "--trust-remote-code"]
+    loaded = f"{kind}.from_pretrained({', '.join([_quoted(name), *values])})"
     if quantized_view(tree).is_half_quantized:
         return NextSteps((loaded,))  # vLLM does not load the model.
-    return NextSteps((loaded, join(["vllm", "serve", name, *flags])), tuple(_unfinished(location)))
+    return NextSteps((loaded, join(["vllm", "serve", name, *flags])), tuple(_missing_server_files(location)))
 
 
 def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _unfinished(location: Location) -> Iterator[str]:
+def _missing_server_files(location: Location) -> Iterator[str]:
     """Yield the missing files that a server needs in addition to the weights."""
     if location.is_dir() and not any(entry.name in _TOKENIZERS for entry in location.entries()):
         yield "the directory has no tokenizer: pass the original model's to vllm, --tokenizer HF_DIR"

@@ -26,7 +26,7 @@ from ckpttools.core.notes import Notes
 from ckpttools.core.text import first_names, sort_naturally
 from ckpttools.formats.base import Writer, WritesSteps
 from ckpttools.formats.detect import Detected, detect
-from ckpttools.formats.interrupted import begun_in, next_step
+from ckpttools.formats.interrupted import find_interrupted_copy, next_step
 from ckpttools.formats.orbax.steps import OrbaxRun
 from ckpttools.formats.registry import find_unowned_files, open_detected, open_tree, sidecars_at
 from ckpttools.formats.sidecar import WithSidecars
@@ -83,7 +83,7 @@ def compare_with_config(tree: Tree, files: Mapping[str, Content]) -> Notes:
     from ckpttools.checks import coverage
 
     result = coverage.CHECK.run(replace(model, tree=described))
-    return Notes(remarks=tuple(_remark(item) for item in result if item.level == "error"))
+    return Notes(remarks=tuple(_format_remark(item) for item in result if item.level == "error"))
 
 
 def check_source(tree: Tree, refused: Collection[str] = ()) -> Notes:
@@ -107,7 +107,7 @@ def check_copied(tree: Tree) -> Iterator[str]:
     """Yield a remark for each finding in a model directory that is copied byte for byte."""
     model = _source_model(tree)
     if model is not None:
-        yield from (_remark(finding) for finding in findings(model) if finding.level != "info")
+        yield from (_format_remark(finding) for finding in findings(model) if finding.level != "info")
 
 
 def _source_model(tree: Tree) -> ModelDirectory | None:
@@ -133,11 +133,11 @@ def _notes(model: ModelDirectory, refused: Collection[str] = ()) -> Notes:
                 hint=finding.hint,
             )
         if finding.level != "info":
-            remarks.append(_remark(finding))
+            remarks.append(_format_remark(finding))
     return Notes(remarks=tuple(remarks))
 
 
-def _remark(finding: ModelFinding) -> str:
+def _format_remark(finding: ModelFinding) -> str:
     return f"{finding.what}: {finding.why}; {finding.hint}"
 
 
@@ -159,16 +159,16 @@ def check_replaceable(destination: Location, tree: Tree, writer: Writer) -> None
     detected = detect(destination)
     old = _opened(detected)
     if old.metadata.format != writer.name:
-        raise _refused(
+        raise _destination_error(
             destination,
             f"holds a checkpoint of format {old.metadata.format}",
             f"a checkpoint of format {writer.name}",
         )
     _check_steps(detected, writer)
-    result = find_unowned_files(destination, old, writer) - {PLAN_MARK, *_made_by(writer)}
+    result = find_unowned_files(destination, old, writer) - {PLAN_MARK, *_written_names(writer)}
     unowned_files = sorted(name for name in result if not is_of_repository(destination, name))
     if unowned_files:
-        raise _refused(
+        raise _destination_error(
             destination,
             f"holds files that are not part of the checkpoint: {first_names(unowned_files, _SHOWN)}",
             "one checkpoint, laid out as this command writes it, and nothing else",
@@ -176,14 +176,14 @@ def check_replaceable(destination: Location, tree: Tree, writer: Writer) -> None
     optimizer = view_of(old).optimizer
     if optimizer and not view_of(tree).optimizer:
         step = "" if old.metadata.step is None else f" of step {old.metadata.step}"
-        raise _refused(
+        raise _destination_error(
             destination,
             f"holds a training checkpoint{step}, with the state of its optimizer ({optimizer.name})",
             "no optimizer state, because the replacement has none",
         )
 
 
-def _made_by(writer: Writer) -> tuple[str, ...]:
+def _written_names(writer: Writer) -> tuple[str, ...]:
     """Return patterns of the files that the writer creates with weights or next to them."""
     if not isinstance(writer, WithSidecars) or writer.directory:
         return ()
@@ -192,18 +192,18 @@ def _made_by(writer: Writer) -> tuple[str, ...]:
 
 def _check_steps(detected: Detected, writer: Writer) -> None:
     """Refuse to replace a run whose step differs from the requested one."""
-    new = writer.step_said if isinstance(writer, WritesSteps) else None
+    new = writer.requested_step if isinstance(writer, WritesSteps) else None
     run = detected.orbax
     if new is None or not isinstance(run, OrbaxRun):
         return
     other = next((step.path.name for number, step in run.steps.items() if number != new), None)
     if other is not None:
-        beside = run.path / str(new)
-        raise _refused(
+        new_step = run.path / str(new)
+        raise _destination_error(
             detected.location,
             f"is a run with step {other}, which would be lost: the new step is {new}",
             f"a run whose only step is {new}",
-            f"to add the step to the run, write it to {beside} with {option('level', 'step')}",
+            f"to add the step to the run, write it to {new_step} with {option('level', 'step')}",
         )
 
 
@@ -228,8 +228,8 @@ def _opened(detected: Detected) -> Tree:
         raise
     except CheckpointError as error:
         names = sort_naturally(entry.name for entry in destination.entries())
-        left = begun_in(destination)
-        raise _refused(
+        left = find_interrupted_copy(destination)
+        raise _destination_error(
             destination,
             "is not a readable checkpoint" + listing(names, _SHOWN),
             "a complete checkpoint of the same kind",
@@ -237,7 +237,7 @@ def _opened(detected: Detected) -> Tree:
         ) from error
 
 
-def _refused(
+def _destination_error(
     destination: Location, got: str, expected: str, hint: str | None = None
 ) -> DestinationExistsError:
     return DestinationExistsError(

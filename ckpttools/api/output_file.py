@@ -56,19 +56,19 @@ def check_manifest(path: Location, source: LocationLike, destination: Location, 
 
 def _check_outside(path: Location, real: Location, destination: Location) -> None:
     taken = staging_of(destination).taken
-    for written, name in zip(taken, ("DST", "the unfinished DST"), strict=True):
-        location = written.resolve()
+    for output, name in zip(taken, ("DST", "the unfinished DST"), strict=True):
+        location = output.resolve()
         if real == location:
-            how = "is"
+            relation = "is"
         elif location in real.parents:
-            how = "is in"
+            relation = "is in"
         elif real in location.parents:
-            how = "is a directory above"
+            relation = "is a directory above"
         else:
             continue
         raise UsageError(
-            f"{path} {how} {name}",
-            location=written,
+            f"{path} {relation} {name}",
+            location=output,
             expected="a file outside the output checkpoint",
             hint="choose another name, such as one next to DST",
         )

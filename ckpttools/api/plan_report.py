@@ -86,13 +86,13 @@ def describe(prepared: Prepared, source: Location) -> PlanReport:
         bytes_referenced=plan.bytes_referenced,
         bytes_dead=plan.bytes_dead,
         links={name: source.path for name, source in plan.layout.links.items()},
-        remarks=(*plan.raw_remarks, *made_above(destination)),
-        array_list=tuple(_planned(plan)),
+        remarks=(*plan.raw_remarks, *new_parent_remarks(destination)),
+        array_list=tuple(_planned_arrays(plan)),
         gain=prepared.gain,
     )
 
 
-def made_above(destination: Location) -> Iterator[str]:
+def new_parent_remarks(destination: Location) -> Iterator[str]:
     """Yield a remark about missing parent directories, which may be a typo."""
     if destination.store.streams:
         return  # Buckets do not have directories.
@@ -101,7 +101,7 @@ def made_above(destination: Location) -> Iterator[str]:
         yield f"{missing[-1]} does not exist and will be created"
 
 
-def _planned(plan: Plan) -> Iterator[PlannedArray]:
+def _planned_arrays(plan: Plan) -> Iterator[PlannedArray]:
     for path, array in plan.tree.arrays.items():
         chunk = plan.layout.placements[path].chunk
         yield PlannedArray(keystr(path), array.shape, array.dtype.name, array.nbytes, chunk)

@@ -14,12 +14,12 @@ from ckpttools.api.plans import (
     Planned,
     PublishedPlan,
     destination_of,
+    find_published,
     is_new,
-    opened_plan,
-    published_at,
+    open_plan,
     relocation_of,
 )
-from ckpttools.api.run_part import standing_of
+from ckpttools.api.run_part import output_state
 from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
@@ -34,7 +34,7 @@ from ckpttools.stores.relocation import Roots
 from ckpttools.stores.shares import Member, Share, Standing
 
 # A process with more than this multiple of the median remaining work is a straggler.
-_STRAGGLES = 2.0
+_STRAGGLER_FACTOR = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +131,11 @@ def plan_status(plan: Planned, *, root: Roots = ()) -> PlanStatus:
         StorageError: The destination cannot be inspected.
         CheckpointError: The plan cannot be read.
     """
-    file = opened_plan(plan)
+    file = open_plan(plan)
     relocation, header = relocation_of(file, root), file.header
     destination = destination_of(header, relocation)
-    standing = standing_of(header, destination)
-    if not standing.is_published and (result := published_at(file, destination)) is not None:
+    standing = output_state(header, destination)
+    if not standing.is_published and (result := find_published(file, destination)) is not None:
         return _complete(file, result)
     done = finished_tasks(standing.all_records, header.tasks)
     left = {*range(header.tasks)} - done
@@ -155,12 +155,12 @@ def plan_status(plan: Planned, *, root: Roots = ()) -> PlanStatus:
         max(lasting, default=None),
         destination,
         header.plan,
-        _state(standing, len(done) == header.tasks, bool(working), partial(_is_taken, file, destination)),
+        _state(standing, len(done) == header.tasks, bool(working), partial(_is_occupied, file, destination)),
         standing.other,
         tuple(parts),
         tuple(index_ranges(sorted(left))) if standing.is_begun else (),
         count,
-        () if count is None else tuple(_not_begun(file, count, parts, left)),
+        () if count is None else tuple(_unstarted_parts(file, count, parts, left)),
     )
 
 
@@ -187,14 +187,16 @@ def _part_of(share: Share) -> Part | None:
         return None
 
 
-def _not_begun(file: PlanFile, count: int, parts: Iterable[PartStatus], left: set[int]) -> Iterator[int]:
-    begun, ends = {part.part for part in parts}, dealt(file.groups, count)
+def _unstarted_parts(
+    file: PlanFile, count: int, parts: Iterable[PartStatus], left: set[int]
+) -> Iterator[int]:
+    started, ends = {part.part for part in parts}, dealt(file.groups, count)
     for number, (first, stop) in enumerate(pairwise(ends)):
-        if str(Part(number, count)) not in begun and not left.isdisjoint(file.tasks_of(first, stop)):
+        if str(Part(number, count)) not in started and not left.isdisjoint(file.tasks_of(first, stop)):
             yield number
 
 
-def _is_taken(file: PlanFile, destination: Location, other: str) -> bool:
+def _is_occupied(file: PlanFile, destination: Location, other: str) -> bool:
     """Return whether the destination has content that prevents parts from starting.
 
     Args:
@@ -251,5 +253,5 @@ def _stragglers(parts: Sequence[PartStatus]) -> list[PartStatus]:
     left = [part.seconds_left for part in parts if part.seconds_left is not None]
     if len(left) < 2:
         return list(parts)
-    limit = _STRAGGLES * median(left)
+    limit = _STRAGGLER_FACTOR * median(left)
     return [replace(part, is_straggler=(part.seconds_left or 0.0) > max(limit, 1.0)) for part in parts]

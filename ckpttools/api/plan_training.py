@@ -32,11 +32,11 @@ from ckpttools.maxtext.training_plan import (
     TrainingPlan,
     commands_for,
     count_kept_checkpoints,
-    declared_steps,
     effective_run,
     find_refusals,
     parse_user_settings,
     period_setting,
+    positive_setting,
     ramdisk,
     settings_for,
 )
@@ -47,11 +47,11 @@ from ckpttools.stores.location import Location
 from ckpttools.stores.registry import LocationLike, parse
 
 # A host's disk is a hundred times as fast.
-_LEAST_BANDWIDTH = 1_000_000
+_MIN_BANDWIDTH = 1_000_000
 _YAML = (".yml", ".yaml")
-_SUCH_AS = {"mtbf": "6h", "step_time": "8s"}
+_EXAMPLES = {"mtbf": "6h", "step_time": "8s"}
 # If more than this fraction of the time is lost, the interval is not the problem.
-_TOO_MUCH = 0.5
+_MAX_LOST_FRACTION = 0.5
 
 
 class _SaveSettings(NamedTuple):
@@ -106,17 +106,17 @@ def plan_training(
         check_plot(parse(plot, is_written=True), source, has_tiers=mtbf is not None)
     state = _state(source, settings, reading)
     share = host_bytes(state, hosts, slices, None if mesh is None else parse_mesh(mesh))
-    chosen: Mode = mode or ("multi-tier" if slices > 1 else "persistent")
+    used_mode: Mode = mode or ("multi-tier" if slices > 1 else "persistent")
     size = ramdisk(state.nbytes, hosts, share.nbytes if share.is_known else None)
     # Emergency and multi-tier checkpoints are written to storage by one slice, and each of its hosts writes
     # an equal share.
     to_storage = state.nbytes / hosts / _bandwidth("persistent_bandwidth", persistent_bandwidth)
     writes = share.nbytes / _bandwidth("local_bandwidth", local_bandwidth), to_storage
-    tiers = _tiers(chosen, (local_save, persistent_save), writes, (mtbf, mtbf_all))
-    intervals = _intervals(tiers, chosen, _seconds("step_time", step_time), words)
-    saving = _saving(chosen, intervals, words, keep, total_steps)
+    tiers = _tiers(used_mode, (local_save, persistent_save), writes, (mtbf, mtbf_all))
+    intervals = _intervals(tiers, used_mode, _seconds("step_time", step_time), words)
+    saving = _save_settings(used_mode, intervals, words, keep, total_steps)
     count, unknown = saving.checkpoints, _open(saving.settings, mtbf=mtbf, step_time=step_time)
-    built = TrainingPlan(
+    result = TrainingPlan(
         path=str(source.metadata.location if isinstance(source, Tree) else source),
         parameters=state.parameters,
         state_bytes=state.nbytes,
@@ -126,7 +126,7 @@ def plan_training(
         host_bytes=share.nbytes,
         replicated_bytes=share.replicated,
         ramdisk=size,
-        mode=chosen,
+        mode=used_mode,
         local_write_seconds=writes[0],
         persistent_write_seconds=writes[1],
         intervals=intervals,
@@ -134,16 +134,16 @@ def plan_training(
         run_checkpoints=count,
         settings=saving.settings,
         refusals=tuple(find_refusals(_configuration(source), saving.settings, settings)),
-        commands=commands_for(chosen, slices, size.setting, saving.settings),
+        commands=commands_for(used_mode, slices, size.setting, saving.settings),
         tiers=tiers,
-        remarks=(*share.remarks, *unknown, *_remarks(tiers, total_steps, saving, chosen)),
+        remarks=(*share.remarks, *unknown, *_remarks(tiers, total_steps, saving, used_mode)),
     )
     if plot is not None:
-        draw(built.tiers, parse(plot, is_written=True))
-    return built
+        draw(result.tiers, parse(plot, is_written=True))
+    return result
 
 
-def _saving(
+def _save_settings(
     mode: Mode,
     intervals: Sequence[SaveInterval],
     words: Mapping[str, str],
@@ -153,36 +153,36 @@ def _saving(
     """Return the settings for the intervals, after those of the user, and the number of checkpoints."""
     steps = {interval.tier: interval.steps for interval in intervals}
     settings = {**settings_for(mode, steps.get("local"), steps.get("persistent"), keep), **words}
-    period, kept = effective_run(mode, steps.get("persistent"), keep, words)
-    count = count_kept_checkpoints(total_steps, period, kept) if total_steps and period else None
-    return _SaveSettings(settings, count, kept)
+    period, kept_saves = effective_run(mode, steps.get("persistent"), keep, words)
+    count = count_kept_checkpoints(total_steps, period, kept_saves) if total_steps and period else None
+    return _SaveSettings(settings, count, kept_saves)
 
 
 def _intervals(
     tiers: Sequence[Tier], mode: Mode, step_seconds: float | None, words: Mapping[str, str]
 ) -> tuple[SaveInterval, ...]:
     """Return the save interval of each tier. A backup copies every n-th local save."""
-    built: list[SaveInterval] = []
+    result: list[SaveInterval] = []
     for tier in tiers:
-        local = built[0].steps if mode == "multi-tier" and built else None
-        set_by_hand = declared_steps(words, LOCAL_PERIOD if tier.name == "local" else period_setting(mode))
-        built.append(SaveInterval.of(tier, step_seconds, local or 1, set_by_hand))
-    return tuple(built)
+        local = result[0].steps if mode == "multi-tier" and result else None
+        set_by_hand = positive_setting(words, LOCAL_PERIOD if tier.name == "local" else period_setting(mode))
+        result.append(SaveInterval.of(tier, step_seconds, local or 1, set_by_hand))
+    return tuple(result)
 
 
-def _bandwidth(name: str, declared: int | str) -> int:
+def _bandwidth(name: str, value: int | str) -> int:
     """Parse a bandwidth in bytes per second.
 
     Raises:
         UsageError: The text is not a size, or is so small that a unit is probably missing.
     """
-    rate = parse_size_option(name, declared)
-    if rate < _LEAST_BANDWIDTH:
+    rate = parse_size_option(name, value)
+    if rate < _MIN_BANDWIDTH:
         raise UsageError(
             f"{option(name)} is in bytes per second, and no host is that slow",
-            got=declared,
+            got=value,
             expected="a size with its unit",
-            hint=option(name, f"{declared}GB" if rate < 1000 else "2GB"),
+            hint=option(name, f"{value}GB" if rate < 1000 else "2GB"),
         )
     return rate
 
@@ -198,7 +198,7 @@ def _remarks(
 ) -> Iterator[str]:
     kept = saving.kept
     for tier in tiers:
-        if tier.lost(tier.best_seconds) > _TOO_MUCH:
+        if tier.lost(tier.best_seconds) > _MAX_LOST_FRACTION:
             yield (
                 f"{tier.name} saves of {tier.save_seconds:.0f} s and {tier.write_seconds:.0f} s to restore "
                 f"leave little of the {tier.failure_seconds:.0f} s between failures, whatever the interval"
@@ -211,7 +211,7 @@ def _remarks(
     if total_steps is not None and saving.checkpoints is None:
         yield (
             "the space of a run is unknown without its save interval: pass "
-            f"{' and '.join(option(name, declared) for name, declared in _SUCH_AS.items())}, or the "
+            f"{' and '.join(option(name, declared) for name, declared in _EXAMPLES.items())}, or the "
             "setting"
         )
 
@@ -219,7 +219,7 @@ def _remarks(
 def _open(settings: Mapping[str, str], **times: float | str | None) -> Iterator[str]:
     """Yield a remark if settings have unknown values."""
     names = [name for name, declared in settings.items() if declared == UNKNOWN]
-    lacking = [option(name, _SUCH_AS[name]) for name, declared in times.items() if declared is None]
+    lacking = [option(name, _EXAMPLES[name]) for name, declared in times.items() if declared is None]
     if names:
         yield (
             f"{UNKNOWN} in {', '.join(names)} can be computed with {' and '.join(lacking)}; or choose a value"
@@ -249,8 +249,8 @@ def _tree(source: LocationLike, settings: Sequence[str], reading: Mapping[str, o
     )
 
 
-def _seconds(name: str, declared: float | str | None) -> float | None:
-    return None if declared is None else parse_duration(declared, option(name))
+def _seconds(name: str, value: float | str | None) -> float | None:
+    return None if value is None else parse_duration(value, option(name))
 
 
 def _tiers(
@@ -269,7 +269,7 @@ def _tiers(
             default.
     """
     often, seldom = _seconds("mtbf", failures[0]), _seconds("mtbf_all", failures[1])
-    held = _seconds("local_save", saves[0]), _seconds("persistent_save", saves[1])
+    hold_seconds = _seconds("local_save", saves[0]), _seconds("persistent_save", saves[1])
     if often is None:
         if seldom is not None:
             raise UsageError(
@@ -282,7 +282,7 @@ def _tiers(
             "failures that no ramdisk survives cannot be more frequent than all failures",
             got=f"one in {seldom:.0f} s, and one of any kind in {often:.0f} s",
         )
-    holds = [save or write for save, write in zip(held, writes, strict=True)]
+    holds = [save or write for save, write in zip(hold_seconds, writes, strict=True)]
     if mode == "persistent":
         return (Tier("persistent", holds[1], often, writes[1]),)
     return (
@@ -369,17 +369,17 @@ def host_bytes(state: TrainingState, hosts: int, slices: int, mesh: MeshShape | 
     even = -(-state.nbytes // hosts)
     if not named:
         unused = f", so {option('mesh')} has no effect" if mesh is not None else ""
-        why = f"the sharding is unknown{unused}: an even share per host is assumed"
-        return HostBytes(even, 0, (why,), False)
+        note = f"the sharding is unknown{unused}: an even share per host is assumed"
+        return HostBytes(even, 0, (note,), False)
     saved = MeshShape(dict(next(iter(named.values())).mesh))
     used = _with_axes(saved, mesh)
     if used.size % (hosts * slices):
-        why = (
+        note = (
             f"the checkpoint was saved on a mesh of {used.size} devices ({used}), which "
             f"{hosts * slices} hosts cannot share evenly: an even share of a slice per host is assumed"
         )
-        return HostBytes(even, 0, (why,), False)
-    nbytes = _held(state.tree, named, used, hosts * slices)
+        return HostBytes(even, 0, (note,), False)
+    nbytes = _host_bytes(state.tree, named, used, hosts * slices)
     return HostBytes(nbytes, max(0, nbytes - even), (), True)
 
 
@@ -397,7 +397,7 @@ def _with_axes(saved: MeshShape, mesh: MeshShape | None) -> MeshShape:
     return MeshShape({name: mesh.axes.get(name, 1) for name in saved.axes})
 
 
-def _held(tree: Tree, stored: Mapping[Path, Sharding], mesh: MeshShape, processes: int) -> int:
+def _host_bytes(tree: Tree, stored: Mapping[Path, Sharding], mesh: MeshShape, processes: int) -> int:
     arrays = {keystr(path): array for path, array in tree.arrays.items()}
     specs = {keystr(path): item.spec for path, item in stored.items()}
     return process_loading(arrays, specs, mesh, processes).needed
@@ -406,7 +406,7 @@ def _held(tree: Tree, stored: Mapping[Path, Sharding], mesh: MeshShape, processe
 _UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
-def parse_duration(declared: float | str, name: str = "a duration") -> float:
+def parse_duration(value: float | str, name: str = "a duration") -> float:
     """Parse seconds: a number, or text with a unit.
 
     Args:
@@ -416,7 +416,7 @@ def parse_duration(declared: float | str, name: str = "a duration") -> float:
     Raises:
         UsageError: The text is not a duration, or the duration is not positive.
     """
-    text = str(declared).strip()
+    text = str(value).strip()
     digits = text.rstrip("abcdefghijklmnopqrstuvwxyz")
     try:
         seconds = float(digits) * _UNITS[text[len(digits) :].strip() or "s"]

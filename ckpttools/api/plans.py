@@ -34,7 +34,7 @@ from ckpttools.core.text import first_names, plural
 from ckpttools.core.version import __version__
 from ckpttools.formats.base import Writer
 from ckpttools.formats.sidecar import sidecar_versions
-from ckpttools.plan.plan_file import Header, PlanFile, PlannedSource, decoded, encoded, read_plan
+from ckpttools.plan.plan_file import Header, PlanFile, PlannedSource, decode_plan, encode_plan, read_plan
 from ckpttools.run.source_copies import fingerprint, is_local, source_of
 from ckpttools.stores.abilities import SupportsCacheInvalidation
 from ckpttools.stores.base import FileKind
@@ -42,7 +42,7 @@ from ckpttools.stores.location import Location
 from ckpttools.stores.memory import Bytes
 from ckpttools.stores.publishing import PLAN_MARK, staging_of
 from ckpttools.stores.registry import LocationLike, parse
-from ckpttools.stores.relocation import AS_PLANNED, Relocation, Roots
+from ckpttools.stores.relocation import NO_RELOCATION, Relocation, Roots
 from ckpttools.stores.shares import PublishedError, shared_staging
 
 # Number of paths in a message.
@@ -105,8 +105,8 @@ def write_plan(prepared: Prepared, file: LocationLike) -> PlanWritten:
     location.check_accepts_files()
     check_output_file(location, prepared.plan.tree.metadata.location, prepared.destination)
     content = content_of(prepared)
-    built = decoded(content, location)
-    declared = built.header
+    result = decode_plan(content, location)
+    declared = result.header
     _check_free(location, declared)
     location.put(content)
     return PlanWritten(
@@ -115,7 +115,7 @@ def write_plan(prepared: Prepared, file: LocationLike) -> PlanWritten:
         prepared.destination,
         declared.plan,
         declared.tasks,
-        len(built.groups),
+        len(result.groups),
         declared.bytes_in,
         declared.bytes_out,
         declared.has_tasks,
@@ -129,11 +129,11 @@ def content_of(prepared: Prepared) -> bytes:
     call = prepared.call
     if call is not None and call.is_relative:
         # Plan again with absolute locations, because parts may run in other directories.
-        prepared = replace(call.made_again(prepared.jobs), call=replace(call, is_relative=False))
+        prepared = replace(call.replan(prepared.jobs), call=replace(call, is_relative=False))
     header = header_of(prepared)
     prepared.check(header.plan)
-    content = encoded(prepared.plan, header)
-    if header.call is None and not decoded(content, "the plan").header.has_tasks:
+    content = encode_plan(prepared.plan, header)
+    if header.call is None and not decode_plan(content, "the plan").header.has_tasks:
         raise UsageError(
             "each part has to plan this again, which another process cannot",
             got=call.unsaid if call else "a conversion that no call has prepared",
@@ -173,7 +173,7 @@ def _call_of(prepared: Prepared) -> Mapping[str, object] | None:
     return {"name": call.name, "arguments": call.arguments}
 
 
-def opened_plan(plan: Planned) -> PlanFile:
+def open_plan(plan: Planned) -> PlanFile:
     """Read a plan from its file.
 
     Raises:
@@ -183,14 +183,14 @@ def opened_plan(plan: Planned) -> PlanFile:
     return plan if isinstance(plan, PlanFile) else read_plan(parse(plan))
 
 
-def destination_of(header: Header, relocation: Relocation = AS_PLANNED) -> Location:
+def destination_of(header: Header, relocation: Relocation = NO_RELOCATION) -> Location:
     """Return the destination of a plan on this machine.
 
     Raises:
         UsageError: The destination is in another kind of store, for which the plan would be different.
     """
-    planned, here = parse(header.destination, is_written=True), relocation.there(header.destination)
-    destination = parse(here, is_written=True)
+    planned, local_path = parse(header.destination, is_written=True), relocation.there(header.destination)
+    destination = parse(local_path, is_written=True)
     if destination.store.scheme != planned.store.scheme:
         raise UsageError(
             f"the plan was made for {planned.store.scheme}://, where files are written in a different way",
@@ -280,7 +280,7 @@ def _check_free(location: Location, planned: Header) -> None:
         )
 
 
-def replanned(
+def replan_file(
     file: PlanFile,
     relocation: Relocation,
     prepared: Prepared | None = None,
@@ -300,14 +300,14 @@ def replanned(
         SourceChangedError: Sources have changed.
         UsageError: Planning produces another plan, or the file does not record the call.
     """
-    there = {relocation.there(item.path): item for item in file.sources}
+    sources = {relocation.there(item.path): item for item in file.sources}
     for number, item in enumerate(file.sources):
         if not item.is_inline:
             file.opened_source(number, relocation.there).close()
-    built = prepared or _made_again(file, relocation, code or {})
+    result = prepared or _repeat_call(file, relocation, code or {})
 
     def planned(source: ByteSource) -> PlannedSource | None:
-        return None if isinstance(source, Bytes) else there.get(str(parse(source.path).absolute()))
+        return None if isinstance(source, Bytes) else sources.get(str(parse(source.path).absolute()))
 
     def identify(source: ByteSource) -> tuple[str, str]:
         known = planned(source)
@@ -317,7 +317,7 @@ def replanned(
         known = planned(source)
         return bool(known.sample) if known else is_local(source)
 
-    plan, writer = built.plan, built.writer
+    plan, writer = result.plan, result.writer
     _check_sidecars(file, writer, relocation)
     if fingerprint(plan, writer, identify, relocation.back, is_timed) != file.header.plan:
         raise UsageError(
@@ -326,7 +326,7 @@ def replanned(
             hint="restore the other files that the command reads, such as rules and the model of "
             f"{option('like')}; or make the plan again",
         )
-    return built
+    return result
 
 
 def _check_sidecars(file: PlanFile, writer: Writer, relocation: Relocation) -> None:
@@ -344,7 +344,7 @@ def _check_sidecars(file: PlanFile, writer: Writer, relocation: Relocation) -> N
             )
 
 
-def _made_again(file: PlanFile, relocation: Relocation, code: Mapping[str, str]) -> Prepared:
+def _repeat_call(file: PlanFile, relocation: Relocation, code: Mapping[str, str]) -> Prepared:
     header = file.header
     match header.call:
         case {"name": str(name), "arguments": dict(arguments)}:
@@ -358,8 +358,8 @@ def _made_again(file: PlanFile, relocation: Relocation, code: Mapping[str, str])
         case other:
             raise FormatError("the header of the plan is invalid", location=file.location, got=repr(other))
     try:
-        with _where_planned(relocation.there(header.directory)):
-            return call.made_again(header.jobs, relocation.there, code)
+        with _in_planning_directory(relocation.there(header.directory)):
+            return call.replan(header.jobs, relocation.there, code)
     except (ValueError, TypeError) as error:
         raise FormatError(
             "the plan names a call that does not exist", location=file.location, got=error
@@ -367,7 +367,7 @@ def _made_again(file: PlanFile, relocation: Relocation, code: Mapping[str, str])
 
 
 @contextmanager
-def _where_planned(directory: str) -> Iterator[None]:
+def _in_planning_directory(directory: str) -> Iterator[None]:
     """Change to the directory in which a plan was made, if it exists, so that file names mean the same."""
     with ExitStack() as within:
         # Otherwise, relative entries, which an interpreter without a script has, would import from the new
@@ -392,7 +392,7 @@ def _where_planned(directory: str) -> Iterator[None]:
 SUFFIX = ".published"
 # Maximum number of inspected files: those nearest to the top, which are small and written last, and some of
 # the rest.
-_MOST_FILES = 16
+_MAX_FILES = 16
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -416,7 +416,7 @@ class PublishedPlan:
         return f"<Published {self.destination}: complete since {when}>"
 
 
-def published_at(file: PlanFile, destination: Location) -> PublishedPlan | None:
+def find_published(file: PlanFile, destination: Location) -> PublishedPlan | None:
     """Return the record of a published plan if its checkpoint is still at the destination; otherwise None.
 
     Raises:
@@ -446,7 +446,7 @@ def check_unpublished(file: PlanFile, destination: Location) -> None:
             plan created it. Either the plan was published without a record, or something else has been
             written there since.
     """
-    if published_at(file, destination) is not None:
+    if find_published(file, destination) is not None:
         raise PublishedError(f"{destination} is already published: all parts are done")
     if is_new(file, destination):
         raise _new(file, destination)
@@ -458,8 +458,8 @@ def is_new(file: PlanFile, destination: Location) -> bool:
     Raises:
         StorageError: The destination cannot be inspected.
     """
-    now = marks_of(destination)
-    return now != file.header.replaced and destination.exists()
+    current = marks_of(destination)
+    return current != file.header.replaced and destination.exists()
 
 
 def _new(file: PlanFile, destination: Location) -> DestinationExistsError:
@@ -501,21 +501,21 @@ def marks_of(destination: Location, names: Mapping[str, object] | None = None) -
         # The cached state of the files may be outdated.
         destination.store.forget(destination.key)
     result: dict[str, list[object]] = {}
-    for name in islice(_near_the_top(destination), _MOST_FILES) if names is None else names:
+    for name in islice(_top_level_names(destination), _MAX_FILES) if names is None else names:
         status = (destination / name).status()
         if status is not None:
             result[name] = [status.size, status.version]
     return result
 
 
-def _near_the_top(destination: Location) -> list[str]:
+def _top_level_names(destination: Location) -> list[str]:
     """Yield names of files near the top; none if the destination is not a directory."""
     if not destination.is_dir():
         return []
     level, names = [""], list[str]()
-    while level and len(names) < _MOST_FILES:
+    while level and len(names) < _MAX_FILES:
         below: list[str] = []
-        for directory in level[:_MOST_FILES]:
+        for directory in level[:_MAX_FILES]:
             for entry in sorted((destination / directory).entries() if directory else destination.entries()):
                 name = f"{directory}/{entry.name}".lstrip("/")
                 if entry.kind is FileKind.DIRECTORY:

@@ -159,24 +159,24 @@ class Resources:
                 jobs = max(self.requests, costs.requests or 0)
             build_plan = partial(build, tree, writer, memory=self.memory, jobs=jobs)
             build_plan = partial(build_plan, notes=notes, reserved=reserved, streams=streams)
-            plan = self._begun_plan(build_plan, writer) or build_plan()
+            plan = self._resumable_plan(build_plan, writer) or build_plan()
         options = WriteOptions(self.memory, self.jobs, self.requests)
         return Prepared(plan, writer, self.destination, options, jobs)
 
-    def _begun_plan(self, build_plan: Callable[..., Plan], writer: Writer) -> Plan | None:
+    def _resumable_plan(self, build_plan: Callable[..., Plan], writer: Writer) -> Plan | None:
         """Return the plan of an interrupted command at the destination; None if its plan was different.
 
         The interrupted command may have had more memory or workers, and therefore other tasks.
         """
-        begun = find_unfinished(self.destination) if self.destination else None
-        division = Division.from_text(begun.division) if begun else None
-        if begun is None or division is None:
+        unfinished = find_unfinished(self.destination) if self.destination else None
+        division = Division.from_text(unfinished.division) if unfinished else None
+        if unfinished is None or division is None:
             return None
         from ckpttools.run.source_copies import fingerprint
 
         try:
             plan = build_plan(division=division)
-            return plan if fingerprint(plan, writer) == begun.plan else None
+            return plan if fingerprint(plan, writer) == unfinished.plan else None
         except CheckpointError:
             return None  # Other tasks may fit into the memory, or another source may be readable.
 
@@ -347,7 +347,7 @@ class WriteRequest:
         **writing: Unpack[Writing],
     ) -> None:
         from ckpttools.api.output_file import check_manifest
-        from ckpttools.run.overlap_check import check_apart
+        from ckpttools.run.overlap_check import check_no_overlap
         from ckpttools.stores.publishing import staging_of
 
         location = parse(destination, is_written=True)
@@ -355,9 +355,9 @@ class WriteRequest:
         self.options = options = WriteOptions().updated(**writing)
         read = location_of(source)
         if read is not None:
-            check_apart(read, location)
+            check_no_overlap(read, location)
         if like is not None:
-            check_apart(parse(like), location, option("like"))
+            check_no_overlap(parse(like), location, option("like"))
         if options.resume:
             _require_partial(location)
         if options.manifest is not None:
@@ -444,7 +444,7 @@ class Command(Protocol[P, Made_co]):
         """Return the prepared work of the same call."""
 
 
-def _carried_out(plan: Callable[..., Any], *args: Any, **options: Any) -> Any:
+def _run_plan(plan: Callable[..., Any], *args: Any, **options: Any) -> Any:
     return plan(*args, **options).run()
 
 
@@ -452,7 +452,7 @@ def command(
     *groups: type,
     more: Callable[[], Iterable[Named]] = tuple,
     returns: str = "Receipt",
-    carry_out: Callable[..., Any] = _carried_out,
+    carry_out: Callable[..., Any] = _run_plan,
 ) -> Callable[[Callable[P, Made]], Command[P, Made]]:
     """Create a function that writes from one that plans.
 
@@ -473,10 +473,10 @@ def command(
                 options[name] = _model(options[name])
             given, named = validate((*map(_model, args[:1]), *args[1:]), options)
             unchecked: Callable[..., Made] = plan
-            built = unchecked(*given, **named)
-            if isinstance(built, Prepared):
-                return cast(Made, replace(built, call=_call_of(plan.__name__, own.bind(*given, **named))))
-            return built
+            result = unchecked(*given, **named)
+            if isinstance(result, Prepared):
+                return cast(Made, replace(result, call=_call_of(plan.__name__, own.bind(*given, **named))))
+            return result
 
         @wraps(plan)
         def run(*args: P.args, **options: P.kwargs) -> Any:

@@ -22,16 +22,16 @@ from ckpttools.maxtext.scan_axis import KeepScanAxis
 from ckpttools.maxtext.strip import StripOptimizer
 from ckpttools.runs.journal import (
     PruneJournal,
-    at_work,
-    begun,
     fingerprint,
-    interrupted,
+    interrupted_error,
+    journal_location,
     locked_run,
-    removing,
+    read_journal,
+    store_with_removal,
 )
-from ckpttools.runs.listing import find_run, looked_at, measure_usage
+from ckpttools.runs.listing import find_run, list_consistently, measure_usage
 from ckpttools.runs.policy import Best, Keep
-from ckpttools.runs.prune import PruneDecision, StepFate, commit_texts, decided
+from ckpttools.runs.prune import PruneDecision, StepFate, commit_texts, decide
 from ckpttools.runs.removal import Removal, check_can_rename, tidy, tidy_all
 from ckpttools.stores.abilities import SupportsRename
 from ckpttools.stores.concurrency import use_concurrency
@@ -40,7 +40,7 @@ from ckpttools.stores.registry import LocationLike, parse
 
 # Maximum size of other items of a step (metrics, states of data iterators), which are copied to its stripped
 # version.
-_LARGEST_BESIDE = 16 << 20
+_MAX_SIDE_FILE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, repr=False)
@@ -70,8 +70,8 @@ class PruneReport:
     def __repr__(self) -> str:
         fates = Counter(step.fate for step in self.steps)
         steps = "".join(f"{count:,} {fate}, " for fate, count in fates.items())
-        what = self.what if self.is_done else f"{self.what} to be done"
-        return f"<PruneReport of {self.path}: {what}: {steps}{self.frees:,} bytes free>"
+        text = self.what if self.is_done else f"{self.what} to be done"
+        return f"<PruneReport of {self.path}: {text}: {steps}{self.frees:,} bytes free>"
 
 
 @dataclass(frozen=True, repr=False)
@@ -109,13 +109,13 @@ class PreparedPrune:
         """
         with use_concurrency(self.requests), locked_run(self.location):
             if self.decision is None:
-                return self._gone_on()
-            if begun(self.location) is not None:
-                raise interrupted(self.location)
-            return self._pruned(self.decision)
+                return self._resume()
+            if read_journal(self.location) is not None:
+                raise interrupted_error(self.location)
+            return self._apply(self.decision)
 
-    def _gone_on(self) -> PruneReport:
-        journal = begun(self.location)
+    def _resume(self) -> PruneReport:
+        journal = read_journal(self.location)
         if journal is None:
             raise UsageError("no prune of this run was started", location=self.location)
         if not (journal.delete or journal.strip):
@@ -127,28 +127,28 @@ class PreparedPrune:
         left = removal.carry_out() if self.what == "finish" else removal.undo()
         return replace(self.report, is_done=True, left=left)
 
-    def _pruned(self, decision: PruneDecision) -> PruneReport:
+    def _apply(self, decision: PruneDecision) -> PruneReport:
         run, report = decision.run, self.report
         tidy(run.path)
         check_can_rename(run.path, (*decision.named("deleted"), *decision.named("stripped")))
-        built = self._all_stripped(decision)
+        result = self._strip_steps(decision)
         delete = decision.named("deleted")
-        if not (built or delete):
+        if not (result or delete):
             return replace(report, is_done=True)
         prints = decision.fingerprints
         journal = PruneJournal(
             {name: prints[name] for name in delete},
-            {name: prints[name] for name in built},
-            {name: fingerprint(location) for name, location in built.items()},
+            {name: prints[name] for name in result},
+            {name: fingerprint(location) for name, location in result.items()},
             decision.named("kept"),
             commit_texts(run.path, delete),
         )
         removal = Removal(run.path, journal)
         removal.check_kept()
-        going = (run.path / name for name in (*delete, *built))
+        going = (run.path / name for name in (*delete, *result))
         # Files that the stripped steps share have another name now, so they do not count as freed.
-        gone = measure_usage(*(location for location in going if location.is_dir())).own
-        frees = max(0, gone - measure_usage(*built.values()).own)
+        freed = measure_usage(*(location for location in going if location.is_dir())).own
+        frees = max(0, freed - measure_usage(*result.values()).own)
         try:
             journal.begin(run.path)
         except NoSpaceError as error:
@@ -157,15 +157,15 @@ class PreparedPrune:
             ) from error
         left = removal.carry_out()
         if left:
-            stays = {item.partition(":")[0] for item in left}
-            frees = sum(step.frees for step in report.steps if step.name not in stays)
+            kept_names = {item.partition(":")[0] for item in left}
+            frees = sum(step.frees for step in report.steps if step.name not in kept_names)
         return replace(report, is_done=True, left=left, frees=frees)
 
-    def _all_stripped(self, decision: PruneDecision) -> dict[str, Location]:
+    def _strip_steps(self, decision: PruneDecision) -> dict[str, Location]:
         """Write all steps without their optimizer state, and return their locations by name."""
         names = decision.named("stripped")
         try:
-            return {name: self._stripped(decision.run.path / name) for name in names}
+            return {name: self._strip_step(decision.run.path / name) for name in names}
         except NoSpaceError as error:
             hint = (
                 "stripped steps are written before any step is deleted: free some space, or leave "
@@ -173,11 +173,11 @@ class PreparedPrune:
             )
             raise error.at(hint=hint) from error
 
-    def _stripped(self, path: Location) -> Location:
+    def _strip_step(self, path: Location) -> Location:
         """Write a step without its optimizer state next to the run's own steps."""
         step = Step(path)
         (item,) = step.items
-        destination = at_work(path.parent, "stripped", path.name)
+        destination = journal_location(path.parent, "stripped", path.name)
         tree = open_tree(item.directory)
         refuse_incomplete(tree.arrays.values(), str(item.directory))
 
@@ -191,14 +191,14 @@ class PreparedPrune:
                 reference=False if self.copy else None,
             )
             if isinstance(writer, OrbaxWriter):
-                writer = replace(writer, beside=dict(_beside(step)))
+                writer = replace(writer, beside=dict(_copy_other_items(step)))
             changed = tree.pipe(KeepScanAxis(StripOptimizer(keep_step=True)))
             prepared = request.complete(plan_tree(changed, writer, request.resources))
         prepared.run()
         return destination
 
 
-def _beside(step: Step) -> Iterator[tuple[str, OtherItem]]:
+def _copy_other_items(step: Step) -> Iterator[tuple[str, OtherItem]]:
     """Yield copies of the items of a step that are not trees.
 
     Raises:
@@ -210,7 +210,7 @@ def _beside(step: Step) -> Iterator[tuple[str, OtherItem]]:
         if location in trees:
             continue
         usage = measure_usage(location)
-        if usage.nbytes > _LARGEST_BESIDE:
+        if usage.nbytes > _MAX_SIDE_FILE_BYTES:
             raise FormatError(
                 "an item that is not a tree is too large to be copied with it", location=location
             )
@@ -255,7 +255,7 @@ def prune(
     with use_concurrency(requests):
         location = parse(run, is_written=True).absolute()
         if finish or undo:
-            return _going_on(location, finish, undo, keep, requests)
+            return _prepare_resume(location, finish, undo, keep, requests)
         if keep.has_no_rule:
             names = ("keep_last", "keep_every", "keep_best")
             raise UsageError(
@@ -268,10 +268,10 @@ def prune(
                 expected="the run itself: all of its steps are examined",
                 hint=f"name {result.path}",
             )
-        removing(result.path)
-        if begun(result.path) is not None:
+        store_with_removal(result.path)
+        if read_journal(result.path) is not None:
             with locked_run(result.path):
-                raise interrupted(result.path)
+                raise interrupted_error(result.path)
         if strip_older and not isinstance(result.path.store, SupportsRename):
             raise UsageError(
                 "steps in a bucket cannot be replaced, because objects cannot be renamed",
@@ -279,30 +279,30 @@ def prune(
                 hint=f"leave {option('strip_older', True)} out; {action('strip_optimizer')} writes "
                 "parameters to another location",
             )
-        decision = looked_at(result, lambda seen: _strippable(decided(seen, keep, strip_older)))
+        decision = list_consistently(result, lambda seen: _strippable(decide(seen, keep, strip_older)))
         return PreparedPrune(decision, result.path, "prune", copy, requests)
 
 
 def _strippable(decision: PruneDecision) -> PruneDecision:
     """Return the same decisions, except that steps that cannot be stripped are kept."""
 
-    def checked(each: StepFate) -> StepFate:
-        if each.fate != "stripped":
-            return each
+    def checked(fate: StepFate) -> StepFate:
+        if fate.fate != "stripped":
+            return fate
         try:
-            step = Step(decision.run.path / each.name)
+            step = Step(decision.run.path / fate.name)
             open_tree(step.items[0].directory).pipe(KeepScanAxis(StripOptimizer(keep_step=True)))
-            dict(_beside(step))
+            dict(_copy_other_items(step))
         except StorageError:
             raise
         except CheckpointError as error:
-            return replace(each, fate="kept", why=f"{each.why}; it is not stripped: {error.raw.message}")
-        return each
+            return replace(fate, fate="kept", why=f"{fate.why}; it is not stripped: {error.raw.message}")
+        return fate
 
     return replace(decision, fates=tuple(map(checked, decision.fates)))
 
 
-def _going_on(
+def _prepare_resume(
     location: Location, finish: bool, undo: bool, keep: Keep, requests: int | None
 ) -> PreparedPrune:
     if (finish and undo) or not keep.has_no_rule:

@@ -16,14 +16,14 @@ from ckpttools.api.plans import (
     check_unpublished,
     check_version,
     destination_of,
+    find_published,
     note_published,
-    opened_plan,
-    published_at,
+    open_plan,
     relocation_of,
-    replanned,
+    replan_file,
 )
 from ckpttools.api.prepared import Prepared, WriteOptions
-from ckpttools.api.run_part import standing_of
+from ckpttools.api.run_part import output_state
 from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.errors import CheckpointError, DestinationExistsError, UsageError
 from ckpttools.core.message_terms import action, error_in_plan, option
@@ -35,10 +35,10 @@ from ckpttools.run.parts import finished_tasks
 from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import LockedError
 from ckpttools.stores.relocation import Relocation, Roots
-from ckpttools.stores.shares import PublishedError, Standing, active_members, claimed_error
+from ckpttools.stores.shares import PublishedError, Standing, active_members, in_use_error
 
 # Polling intervals: for another process that publishes, and for parts.
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 _WAIT_SECONDS = 5.0
 
 
@@ -79,16 +79,18 @@ def publish_plan(
         SourceChangedError: A source has changed since the plan was made. Finished tasks are kept.
         CheckpointError: See `ckpttools.Prepared.run`.
     """
-    file = opened_plan(plan)
+    file = open_plan(plan)
     relocation = relocation_of(file, root)
     code = user_code(map=map, family=family)
     check_version(file.header)
     with error_in_plan(file.location):
-        was_done = wait and _waited(file, relocation, waiting)
-        return _published(file, relocation, observe, warn, prepared, code, was_done=was_done)
+        was_done = wait and _wait_for_processes(file, relocation, waiting)
+        return _publish(file, relocation, observe, warn, prepared, code, was_done=was_done)
 
 
-def _waited(file: PlanFile, relocation: Relocation, waiting: Callable[[PlanStatus], None]) -> bool:
+def _wait_for_processes(
+    file: PlanFile, relocation: Relocation, waiting: Callable[[PlanStatus], None]
+) -> bool:
     """Wait for other processes. Returns whether all tasks are done."""
     was_begun = False
     while True:
@@ -103,7 +105,7 @@ def _waited(file: PlanFile, relocation: Relocation, waiting: Callable[[PlanStatu
         time.sleep(_WAIT_SECONDS)
 
 
-def _published(
+def _publish(
     file: PlanFile,
     relocation: Relocation,
     observe: Observer,
@@ -117,9 +119,9 @@ def _published(
     destination = destination_of(header, relocation)
     again = None
     while True:
-        standing = standing_of(header, destination)
+        standing = output_state(header, destination)
         if not standing.is_published:
-            result = published_at(file, destination)
+            result = find_published(file, destination)
             is_alone = not standing.is_begun and not standing.other
             if result is None and was_done and is_alone and destination.exists():
                 # The publishing process could not write a record next to the plan.
@@ -129,7 +131,7 @@ def _published(
             _check_done(file, standing, destination)
         was_done = True
         if again is None:
-            again = replanned(file, relocation, prepared, code)
+            again = replan_file(file, relocation, prepared, code)
             options = WriteOptions(
                 requests=again.options.requests, overwrite=header.overwrite, observe=observe
             )
@@ -143,11 +145,11 @@ def _published(
             )
         except LockedError:
             # The holder of the lock may be publishing this plan; the next iteration checks the destination.
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
         except PublishedError:
             continue
         except DestinationExistsError:
-            if standing_of(header, destination).is_begun:
+            if output_state(header, destination).is_begun:
                 raise
             # Another process published the plan first.
 
@@ -156,8 +158,8 @@ def _conclude(file: PlanFile, destination: Location, warn: Callable[[str], None]
     try:
         note_published(file, destination)
     except CheckpointError as error:
-        why = error.raw.got or error.raw.message
-        warn(f"note     parts run again will be refused: cannot write next to {file.location}: {why}")
+        reason = error.raw.got or error.raw.message
+        warn(f"note     parts run again will be refused: cannot write next to {file.location}: {reason}")
 
 
 def _check_done(file: PlanFile, standing: Standing, destination: Location) -> None:
@@ -174,7 +176,7 @@ def _check_done(file: PlanFile, standing: Standing, destination: Location) -> No
         )
     missing = sorted({*range(count)} - finished_tasks(standing.all_records, count))
     waits = f"publish with {option('wait', True)}, which waits for running parts"
-    locked = claimed_error("a part is still running", working, destination, waits) if working else None
+    locked = in_use_error("a part is still running", working, destination, waits) if working else None
     if missing:
         error = unfinished_error(missing, count, destination, locked.got if locked else None)
         raise error.at(hint=f"{locked.raw.hint}; {error.raw.hint}") if locked else error

@@ -9,7 +9,7 @@ from shlex import quote
 from typing import Any, Literal, Unpack
 
 from ckpttools.api.maxtext_to_hf import plan_to_huggingface
-from ckpttools.api.options import ALL_WRITING
+from ckpttools.api.options import WRITING_OPTIONS
 from ckpttools.api.options.convert import QUANTIZE, QUANTIZE_READING, SHARDS
 from ckpttools.api.prepared import Prepared, Resources, WriteRequest, Writing, command
 from ckpttools.api.sources import Patterns, Size, Source, dtype_of, opened, patterns_of, read_options
@@ -23,18 +23,18 @@ from ckpttools.formats.adapters import refuse_adapter
 from ckpttools.formats.base import ReadOptions, Writer
 from ckpttools.formats.registry import writer_for
 from ckpttools.maxtext.conversion_options import ToHuggingFace
-from ckpttools.maxtext.hub_names import only_model
+from ckpttools.maxtext.hub_names import select_model
 from ckpttools.maxtext.recognition import find_unowned_arrays, prefix_hint
 from ckpttools.maxtext.source_checks import name_style
 from ckpttools.stores.registry import LocationLike
 from ckpttools.transforms.quantize import Quantize, refuse_quantized
 
 # Number of names in a suggested command.
-_FEW = 4
+_MAX_SUGGESTED = 4
 
 
 @command(Writing)
-@declare(*QUANTIZE, *SHARDS, *QUANTIZE_READING, *ALL_WRITING)
+@declare(*QUANTIZE, *SHARDS, *QUANTIZE_READING, *WRITING_OPTIONS)
 def quantize(
     source: Source,
     destination: LocationLike,
@@ -74,10 +74,10 @@ def quantize(
     writer = writer_for(Tree({}), "safetensors", max_shard_size=max_shard_size)
     back = {"like": like, "carry": carry}
     with WriteRequest(source, destination, like, **writing) as request:
-        return request.complete(_planned(source, change, read, back, request.resources, writer))
+        return request.complete(_plan(source, change, read, back, request.resources, writer))
 
 
-def _planned(
+def _plan(
     source: Source,
     change: Quantize,
     read: ReadOptions,
@@ -128,18 +128,18 @@ def _model_alone(tree: Tree) -> Tree:
     )
     hub = tree.pipe(
         partial(
-            only_model,
+            select_model,
             others="it contains more than a model, which loaders of quantized models do not read",
             leaving=leaving,
             names="loaders of quantized models do not know these names",
         )
     )
     refuse_quantized(hub, by_config=True)
-    _refuse_strangers(hub)
+    _refuse_unowned_arrays(hub)
     return hub
 
 
-def _refuse_strangers(tree: Tree) -> None:
+def _refuse_unowned_arrays(tree: Tree) -> None:
     """Reject arrays that do not belong to the configuration's model.
 
     Raises:
@@ -151,7 +151,7 @@ def _refuse_strangers(tree: Tree) -> None:
     select = f"{action('select', 'SRC', 'MODEL')} with"
     if result.prefixes:
         hint = prefix_hint(result.prefixes, tree)
-    elif len(result.names) <= _FEW:
+    elif len(result.names) <= _MAX_SUGGESTED:
         leave = repeated_option("drop", result.names)
         hint = f"{select} {leave} leaves them out, if the model computes without them"
     else:

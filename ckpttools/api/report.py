@@ -86,7 +86,7 @@ def report(
 
 
 def _html(tree: Tree, scan: ScanSettings, *, stats: bool) -> str:
-    from ckpttools.inspection.html_report import MOST_HISTOGRAMS, contents, page
+    from ckpttools.inspection.html_report import MAX_HISTOGRAMS, contents, page
     from ckpttools.inspection.layer_rows import layer_rows
     from ckpttools.inspection.stats import inspect_stats
     from ckpttools.inspection.tree import inspect_tree
@@ -99,7 +99,7 @@ def _html(tree: Tree, scan: ScanSettings, *, stats: bool) -> str:
             jobs=scan.jobs,
             per_layer=True,
             histograms=True,
-            most_histograms=MOST_HISTOGRAMS,
+            most_histograms=MAX_HISTOGRAMS,
             observe=scan.observer(tree.nbytes),
         )
     return page(

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Unpack
 
 from ckpttools.api.chunks import MeshGain, mesh_gain
-from ckpttools.api.convert import Changing
+from ckpttools.api.convert import ChangedRun
 from ckpttools.api.options.convert import CHANGING, RESHARD
 from ckpttools.api.prepared import Prepared, WriteRequest, Writing, command
 from ckpttools.api.sources import Opening, Size, Source, opened, part_of, read_options, rest_of
@@ -57,8 +57,8 @@ class PreparedReshard(Prepared):
     @cached_property
     def gain(self) -> MeshGain | None:
         """Return the mesh's reads of the source and of the result; see `mesh_gain` for errors."""
-        plan, asked = self.plan, self.asked
-        return None if asked is None else mesh_gain(asked, self.reading, plan.tree, plan.layout)
+        plan, rules = self.plan, self.asked
+        return None if rules is None else mesh_gain(rules, self.reading, plan.tree, plan.layout)
 
     def execute(
         self,
@@ -72,7 +72,7 @@ class PreparedReshard(Prepared):
         return Resharded(**{item.name: getattr(done, item.name) for item in fields(done)}, gain=gain)
 
 
-@command(Changing, more=writer_options, returns="Resharded")
+@command(ChangedRun, more=writer_options, returns="Resharded")
 @declare(*RESHARD, *CHANGING)
 def reshard(
     source: Source,
@@ -81,7 +81,7 @@ def reshard(
     mesh: str,
     rules: RulesLike = "maxtext",
     subchunks: Size | None = None,
-    **common: Unpack[Changing],
+    **common: Unpack[ChangedRun],
 ) -> PreparedReshard:
     """Write an Orbax checkpoint in which each device of a mesh reads full chunks.
 
@@ -100,15 +100,15 @@ def reshard(
         CheckpointError: See `ckpttools.convert`.
     """
     opening, writing = part_of(common, Opening), part_of(common, Writing)
-    how = rest_of(common, Opening, Writing)
-    _check(how)
+    write_options = rest_of(common, Opening, Writing)
+    _check(write_options)
     devices, built = parse_mesh(mesh), resolve_rules(rules)
     limit = None if subchunks is None else parse_size_option("subchunks", subchunks)
     reading = read_options(opening)
     with WriteRequest(source, destination, **writing) as request:
         tree = opened(source, reading)
         writer = writer_for(
-            tree, "orbax", parse(destination), keeps_names=True, **{**how, "reference": False}
+            tree, "orbax", parse(destination), keeps_names=True, **{**write_options, "reference": False}
         )
         if not isinstance(writer, OrbaxWriter):
             raise TypeError(f"{writer!r} does not write Orbax")
@@ -150,7 +150,7 @@ class MeshGrid:
 
 
 # Without `jax_enable_x64`, JAX replaces these dtypes by dtypes of half the width.
-_WIDE = frozenset(("int64", "uint64", "float64", "complex128"))
+_WIDE_DTYPES = frozenset(("int64", "uint64", "float64", "complex128"))
 
 
 def mesh_grid(applied: AppliedRules, limit: int | None = None, jax_arrays: Collection[Path] = ()) -> MeshGrid:
@@ -176,7 +176,7 @@ def mesh_grid(applied: AppliedRules, limit: int | None = None, jax_arrays: Colle
     for path, spec in applied.specs():
         array = tree.arrays[path]
         shard = _shard(path, array.shape, spec, mesh)
-        is_wide = array.dtype.name in _WIDE and path not in jax_arrays
+        is_wide = array.dtype.name in _WIDE_DTYPES and path not in jax_arrays
         if not is_wide and path not in tree.metadata.key_impls and path not in tree.metadata.scalars:
             shardings[path] = Sharding("NamedSharding", axes, _without_ends(spec))
         if array.size:

@@ -49,8 +49,8 @@ def resolve(
     read = parse_command(list(map(str, command)))
     declared = _with(read, settings)
     with use_concurrency(requests):
-        built = resolve_run(merge_settings(declared, os.environ), version, os.environ)
-    return _for_program(built, read.program)
+        result = resolve_run(merge_settings(declared, os.environ), version, os.environ)
+    return _add_program_note(result, read.program)
 
 
 def _with(command: ParsedCommand, settings: Mapping[str, Any]) -> ParsedCommand:
@@ -62,17 +62,17 @@ def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _value(item) for name, item in settings.items()}
 
 
-def _value(declared: Any) -> Any:
-    if isinstance(declared, Mapping):
-        return _plain(declared)
-    return str(declared) if isinstance(declared, os.PathLike) else declared
+def _value(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return _plain(value)
+    return str(value) if isinstance(value, os.PathLike) else value
 
 
-def _for_program(built: Resolution, program: str | None) -> Resolution:
+def _add_program_note(resolution: Resolution, program: str | None) -> Resolution:
     """Add a note if the program is not the trainer."""
     if program is None or program.endswith(_TRAINERS):
-        return built
+        return resolution
     note = f"these are the rules of MaxText's pre-training; {program} may have others"
     if "post_train" in program:
         note += ": post-training loads only an item directory, and has its own rules for resuming"
-    return replace(built, notes=(*built.notes, note))
+    return replace(resolution, notes=(*resolution.notes, note))

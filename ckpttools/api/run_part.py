@@ -16,10 +16,10 @@ from ckpttools.api.plans import (
     check_unpublished,
     check_version,
     destination_of,
-    opened_plan,
-    published_at,
+    find_published,
+    open_plan,
     relocation_of,
-    replanned,
+    replan_file,
 )
 from ckpttools.api.prepared import Prepared
 from ckpttools.core.argument_checks import validate_arguments
@@ -43,7 +43,7 @@ from ckpttools.stores.shares import PublishedError, Share, Standing, shared_stag
 # Memory for a line of a plan and for the objects of the lines that a part needs, per byte of the file.
 _BYTES_PER_FILE_BYTE = 4
 # Polling interval while another process publishes.
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 
 
 @validate_arguments
@@ -86,7 +86,7 @@ def run_part(
     which = detect_part(parts) if part is None else parse_part(part) if isinstance(part, str) else part
     allowed = None if memory is None else parse_size_option("memory", memory)
     code = user_code(map=map, family=family)
-    file = opened_plan(plan)
+    file = open_plan(plan)
     relocation = relocation_of(file, root)
     with error_in_plan(file.location):
         return part_done(
@@ -116,7 +116,7 @@ def part_done(
     header, share = file.header, part_share(file, part)
     check_version(header)
     destination = destination_of(header, relocation)
-    is_published = published_at(file, destination) is not None
+    is_published = find_published(file, destination) is not None
     if is_published or share.first == share.stop:
         return PartReceipt(str(part), destination, is_published=is_published)
     tasks = file.tasks_of(share.first, share.stop)
@@ -126,20 +126,20 @@ def part_done(
             plan, opened = file.part(share.first, share.stop, workers, relocation.there)
             closing.callback(opened.close)
         else:
-            whole = replanned(file, relocation, prepared, code).plan
-            plan, opened = replace(whole, tasks=whole.tasks[tasks.start : tasks.stop]), None
+            full_plan = replan_file(file, relocation, prepared, code).plan
+            plan, opened = replace(full_plan, tasks=full_plan.tasks[tasks.start : tasks.stop]), None
         execute = partial(
             execute_part,
             replace(plan, has_digests=True),
             tasks.start,
             share,
             destination,
-            JobInfo(header.plan, header.source, *_left_by(file)),
+            JobInfo(header.plan, header.source, *_resume_instructions(file)),
             nbytes=header.nbytes,
             overwrite=header.overwrite,
             sources=lambda: plan.sources if opened is None else opened.files,
-            identify=partial(_identify_copy_here, file, relocation),
-            states=partial(_read_states_here, file, relocation),
+            identify=partial(_identify_local_copy, file, relocation),
+            states=partial(_read_local_states, file, relocation),
             check_replaced=partial(check_unpublished, file, destination),
             observe=observe,
         )
@@ -152,26 +152,28 @@ def part_done(
                 if not _is_all_done(file, destination):
                     raise
                 # Another process is publishing the plan, so wait for it.
-                time.sleep(_LOOK_SECONDS)
+                time.sleep(_POLL_SECONDS)
 
 
-def _identify_copy_here(file: PlanFile, relocation: Relocation) -> SourceCopy:
+def _identify_local_copy(file: PlanFile, relocation: Relocation) -> SourceCopy:
     """Identify the copy of a plan's sources that this process reads.
 
     Raises:
         StorageError: A file cannot be inspected.
     """
-    return identify_copy(_version_here(source, relocation) for source in file.sources if not source.is_inline)
+    return identify_copy(
+        _local_version(source, relocation) for source in file.sources if not source.is_inline
+    )
 
 
-def _read_states_here(file: PlanFile, relocation: Relocation) -> SourceStates:
+def _read_local_states(file: PlanFile, relocation: Relocation) -> SourceStates:
     """Read the states of a plan's local sources on this host; raises the errors of `_identify_copy_here`."""
     return read_source_states(
         relocation.there(source.path) for source in file.sources if not source.is_inline
     )
 
 
-def _version_here(source: PlannedSource, relocation: Relocation) -> tuple[str, str]:
+def _local_version(source: PlannedSource, relocation: Relocation) -> tuple[str, str]:
     path = relocation.there(source.path)
     if path == source.path:
         return path, source.version
@@ -186,12 +188,12 @@ def part_share(file: PlanFile, part: Part) -> Share:
     return Share(str(part), ends[part.number], ends[part.number + 1])
 
 
-def standing_of(header: Header, destination: Location) -> Standing:
+def output_state(header: Header, destination: Location) -> Standing:
     """Return the state of a plan's output."""
     return shared_staging(staging_of(destination, header.overwrite), destination).standing(header.plan)
 
 
-def _left_by(file: PlanFile) -> tuple[str, str]:
+def _resume_instructions(file: PlanFile) -> tuple[str, str]:
     """Return the command that resumes the unfinished work, and its directory, for messages."""
     if file.location is None:
         return "", ""
@@ -200,9 +202,9 @@ def _left_by(file: PlanFile) -> tuple[str, str]:
 
 def _is_all_done(file: PlanFile, destination: Location) -> bool:
     """Return whether no task is left, so that another process is publishing or has published."""
-    if published_at(file, destination) is not None:
+    if find_published(file, destination) is not None:
         return True
-    standing, count = standing_of(file.header, destination), file.header.tasks
+    standing, count = output_state(file.header, destination), file.header.tasks
     return standing.is_published or len(finished_tasks(standing.all_records, count)) == count
 
 
@@ -210,13 +212,19 @@ def _workers(file: PlanFile, memory: int, jobs: int | None, relocation: Relocati
     """Return the number of workers that suit this machine and fit into the memory."""
     header = file.header
     costs = {
-        parse(relocation.there(each.path)).store.costs for each in file.sources if "://" in each.path
+        parse(relocation.there(bytes_per_worker.path)).store.costs
+        for bytes_per_worker in file.sources
+        if "://" in bytes_per_worker.path
     } or {Costs()}
     streams = destination_of(header, relocation).store.streams
-    requests = max(each.requests or 0 for each in costs)
+    requests = max(bytes_per_worker.requests or 0 for bytes_per_worker in costs)
     expected = jobs or max(min(16, 2 * cores()), requests, streams.files if streams else 0)
-    base = baseline_bytes() + _BYTES_PER_FILE_BYTE * file.nbytes + sum(each.memory for each in costs)
-    each = header.buffer_bytes + header.scratch_bytes + (streams.memory if streams else 0)
-    if base + each > memory:
-        raise memory_error("a part does not fit into the memory allowed", memory, base + each)
-    return max(1, min(expected, (memory - base) // max(1, each)))
+    base = (
+        baseline_bytes()
+        + _BYTES_PER_FILE_BYTE * file.nbytes
+        + sum(bytes_per_worker.memory for bytes_per_worker in costs)
+    )
+    bytes_per_worker = header.buffer_bytes + header.scratch_bytes + (streams.memory if streams else 0)
+    if base + bytes_per_worker > memory:
+        raise memory_error("a part does not fit into the memory allowed", memory, base + bytes_per_worker)
+    return max(1, min(expected, (memory - base) // max(1, bytes_per_worker)))

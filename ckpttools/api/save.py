@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from inspect import Parameter, signature
 from typing import Any, Literal
 
-from ckpttools.api.options import ALL_WRITING
+from ckpttools.api.options import WRITING_OPTIONS
 from ckpttools.api.prepared import Prepared, Resources, WriteRequest, Writing, command
 from ckpttools.api.sources import Size, part_of, rest_of
 from ckpttools.api.tree_plan import plan_tree
@@ -52,7 +52,7 @@ def plan_save(
     return plan_tree(tree, writer, resources)
 
 
-def _saved(plan: Callable[..., PreparedSave], *args: Any, **options: Any) -> Receipt:
+def _save_distributed(plan: Callable[..., PreparedSave], *args: Any, **options: Any) -> Receipt:
     """Plan and write, together with the other processes that have parts of the arrays."""
     processes = _processes_of(args[0] if args else options.get("tree"))
 
@@ -68,8 +68,8 @@ def _saved(plan: Callable[..., PreparedSave], *args: Any, **options: Any) -> Rec
     return processes.run_in_all("planned", checked).together(processes).run()
 
 
-@command(Writing, more=lambda: [*writer_options(), *_model_options()], carry_out=_saved)
-@declare(*ALL_WRITING)
+@command(Writing, more=lambda: [*writer_options(), *_model_options()], carry_out=_save_distributed)
+@declare(*WRITING_OPTIONS)
 def save(
     tree: Tree | Any,
     destination: LocationLike,
@@ -109,21 +109,21 @@ def save(
         CheckpointError: The format cannot represent the tree, the work does not fit into the memory, or
             reading or writing fails.
     """
-    built = _as_tree(tree, custom)
+    result = _as_tree(tree, custom)
     if keep_sharding and to is not None:
         raise UsageError(
             f"{option('keep_sharding')} applies only to arrays that are written as they are",
             hint=f"leave out {option('keep_sharding')} or {option('to')}",
         )
     if to is not None:
-        return PreparedSave.of(_converted(built, destination, format, to, model, options))
+        return PreparedSave.of(_conversion(result, destination, format, to, model, options))
     if model is not None:
         raise UsageError(
             f"{option('model')} applies only to conversions", hint='also pass to="hf" or to="maxtext"'
         )
-    with WriteRequest(built, destination, **part_of(options, Writing)) as request:
+    with WriteRequest(result, destination, **part_of(options, Writing)) as request:
         prepared = plan_save(
-            built,
+            result,
             _format(tree, format),
             resources=request.resources,
             destination=destination,
@@ -212,7 +212,7 @@ class PreparedSave(Prepared):
         if processes is None:
             self.check()
             return
-        self._check_together()
+        self._check_distributed()
         if processes.number == 0:
             Prepared.check(self)
 
@@ -237,7 +237,7 @@ class PreparedSave(Prepared):
         if processes is None:
             self._check_held()
             return Prepared.execute(self, planned, check_replaced, finalize)
-        processes.run_in_all("planned", self._check_together)
+        processes.run_in_all("planned", self._check_distributed)
         return self.together(processes).run()
 
     def together(self, processes: Processes) -> DistributedSave:
@@ -253,7 +253,7 @@ class PreparedSave(Prepared):
             processes,
         )
 
-    def _check_together(self) -> None:
+    def _check_distributed(self) -> None:
         self._check_held()
         check_chunk_owners(self.plan)
         if self.options.manifest is not None:
@@ -287,7 +287,7 @@ def _format(tree: Any, format: str | None) -> str | None:
     return format if isinstance(tree, Tree) else format or "orbax"
 
 
-def _converted(
+def _conversion(
     tree: Tree,
     destination: LocationLike,
     format: str | None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Unpack
 
-from ckpttools.api.convert import Changing, write_changed
+from ckpttools.api.convert import ChangedRun, write_changed
 from ckpttools.api.options.build import SHRINK
 from ckpttools.api.options.convert import CHANGING
 from ckpttools.api.prepared import Prepared, command
@@ -23,10 +23,10 @@ from ckpttools.transforms.cast import CastMap
 
 # Small models are meant to be copied. Files that mostly contain the rest of the large model are not shared,
 # because every copy would include that data.
-_LEAST_SHARE = 0.5
+_MIN_SHARE = 0.5
 
 
-@command(Changing, more=writer_options)
+@command(ChangedRun, more=writer_options)
 @declare(*SHRINK, *CHANGING)
 def shrink(
     source: Source,
@@ -38,7 +38,7 @@ def shrink(
     like: LocationLike | None = None,
     family: LocationLike | None = None,
     dtype: DType | str | None = None,
-    **common: Unpack[Changing],
+    **common: Unpack[ChangedRun],
 ) -> Prepared:
     """Write some layers, experts or tokens of a model, with a matching `config.json`.
 
@@ -54,9 +54,9 @@ def shrink(
         CheckpointError: See `ckpttools.maxtext.shrink.Shrink` and `ckpttools.convert`.
     """
     if layers is None and experts is None and vocab is None:
-        declared = " or ".join(map(option, ("layers", "experts", "vocab")))
-        raise UsageError("no option selects what to reduce", hint=f"give {declared}")
-    kept = range(layers) if isinstance(layers, int) else layers
-    change = Shrink(KeptParts(kept, experts, vocab), like, text_of(family))
+        text = " or ".join(map(option, ("layers", "experts", "vocab")))
+        raise UsageError("no option selects what to reduce", hint=f"give {text}")
+    kept_layers = range(layers) if isinstance(layers, int) else layers
+    change = Shrink(KeptParts(kept_layers, experts, vocab), like, text_of(family))
     casts: list[Transform] = [] if dtype is None else [CastMap({}, float_dtype_of(dtype))]
-    return write_changed([*casts, change], source, destination, common, least_share=_LEAST_SHARE)
+    return write_changed([*casts, change], source, destination, common, least_share=_MIN_SHARE)

@@ -64,25 +64,25 @@ class Scanning(Opening, total=False):
     download: bool
 
 
-def read_options(declared: Mapping[str, Any]) -> ReadOptions:
+def read_options(arguments: Mapping[str, Any]) -> ReadOptions:
     """Return the parsed options of `Opening`.
 
     Raises:
         UsageError: A text is not a size.
     """
-    sizes = {name: parse_size_option(name, declared[name]) for name in _SIZES if name in declared}
-    return ReadOptions(**{**declared, **sizes})
+    sizes = {name: parse_size_option(name, arguments[name]) for name in _SIZES if name in arguments}
+    return ReadOptions(**{**arguments, **sizes})
 
 
-def part_of(declared: Mapping[str, Any], group: type) -> dict[str, Any]:
+def part_of(arguments: Mapping[str, Any], group: type) -> dict[str, Any]:
     """Return the keyword arguments that belong to one `TypedDict`."""
-    return {name: declared[name] for name in group.__annotations__ if name in declared}
+    return {name: arguments[name] for name in group.__annotations__ if name in arguments}
 
 
-def rest_of(declared: Mapping[str, Any], *groups: type) -> dict[str, Any]:
+def rest_of(arguments: Mapping[str, Any], *groups: type) -> dict[str, Any]:
     """Return the keyword arguments that belong to none of the groups."""
     of_groups = {name for group in groups for name in group.__annotations__}
-    return {name: declared[name] for name in declared if name not in of_groups}
+    return {name: arguments[name] for name in arguments if name not in of_groups}
 
 
 def opened(source: Source, read: ReadOptions | None = None, *others: Source) -> Tree:
@@ -206,20 +206,20 @@ class ScanSettings:
 
 
 @contextmanager
-def scanning(declared: Scanning) -> Iterator[ScanSettings]:
+def scanning(options: Scanning) -> Iterator[ScanSettings]:
     """Yield scan settings. The memory of trees opened inside the `with` counts.
 
     Raises:
         UsageError: A text is not a size.
     """
-    opening = {name: value for name, value in declared.items() if name not in _RESOURCES}
+    opening = {name: value for name, value in options.items() if name not in _RESOURCES}
     memory, download = (
-        parse_size_option("memory", declared.get("memory", DEFAULT_MEMORY)),
-        declared.get("download", False),
+        parse_size_option("memory", options.get("memory", DEFAULT_MEMORY)),
+        options.get("download", False),
     )
-    with limit_memory(memory), use_concurrency(declared.get("requests")):
+    with limit_memory(memory), use_concurrency(options.get("requests")):
         yield ScanSettings(
-            memory, declared.get("jobs"), declared.get("observe"), read_options(opening), download
+            memory, options.get("jobs"), options.get("observe"), read_options(opening), download
         )
 
 

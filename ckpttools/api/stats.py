@@ -61,10 +61,10 @@ def stats(
     report = replace(report, remarks=(remark,) if remark else ())
     if sort is None:
         return report
-    return replace(report, arrays=tuple(sorted(report.arrays, key=lambda item: _descending(item, sort))))
+    return replace(report, arrays=tuple(sorted(report.arrays, key=lambda item: _sort_key(item, sort))))
 
 
-def _descending(array: ArrayStats, by: str) -> tuple[bool, float]:
+def _sort_key(array: ArrayStats, by: str) -> tuple[bool, float]:
     """Return a sort key for descending order, with missing values last."""
     value = array.nbytes if by == "size" else getattr(array.statistics, by.replace("-", "_"))
     return value is None, -(value or 0)

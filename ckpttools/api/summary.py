@@ -28,7 +28,7 @@ from ckpttools.inspection.tree import TreeReport
 from ckpttools.plan.plan_file import read_plan
 from ckpttools.quantized.view import quantized_view
 from ckpttools.runs.collection import CollectionListing, list_collection
-from ckpttools.runs.listing import ItemListing, RunListing, StepListing, list_step, listed, run_of
+from ckpttools.runs.listing import ItemListing, RunListing, StepListing, list_run, list_step, run_of
 from ckpttools.runs.trained import find_trainer_run
 from ckpttools.stores.concurrency import use_concurrency
 from ckpttools.stores.location import Location
@@ -85,46 +85,48 @@ def _describe(detected: Detected) -> Summary:
     if detected.unfinished is not None:
         raise not_opened(detected)
     if isinstance(place, OrbaxRun) and place.steps:
-        return _of_run(detected, place)
+        return _summarize_run(detected, place)
     if isinstance(place, Step) and len(place.items) > 1:
-        return _of_step(location, place)
+        return _summarize_step(location, place)
     if detected.hosts:
-        return _of_hosts(location, len(detected.hosts))
+        return _summarize_hosts(location, len(detected.hosts))
     if detected.format is not None:
-        summary = _of_tree(detected)
+        summary = _summarize_tree(detected)
         return _add_steps(summary, detected) if detected.kind is LocationKind.RUN else summary
     match detected.kind:
         case LocationKind.PLAN:
-            return _of_plan(location)
+            return _summarize_plan(location)
         case LocationKind.RUN if (listing := find_trainer_run(location)) is not None:
-            return _of_trainer_run(detected, listing)
+            return _summarize_trainer_run(detected, listing)
         case LocationKind.COLLECTION:
-            return _of_collection(location, list_collection(detected), detected)
+            return _summarize_collection(location, list_collection(detected), detected)
     raise not_opened(detected)
 
 
-def _of_plan(location: Location) -> Summary:
+def _summarize_plan(location: Location) -> Summary:
     header, path = read_plan(location).header, str(location)
     made_by = f" of ckpttools.{header.call['name']}" if header.call else ""
-    what = f"a plan{made_by}: {plural(header.tasks, 'task')}, from {header.source} to {header.destination}"
+    description = (
+        f"a plan{made_by}: {plural(header.tasks, 'task')}, from {header.source} to {header.destination}"
+    )
     next = call("plan_status", path), call("run_part", path, "0/1"), call("publish_plan", path)
-    return Summary(str(location), what, next=next)
+    return Summary(str(location), description, next=next)
 
 
-def _of_collection(location: Location, listing: CollectionListing, detected: Detected) -> Summary:
+def _summarize_collection(location: Location, listing: CollectionListing, detected: Detected) -> Summary:
     runs = sum(member.kind == LocationKind.RUN for member in listing.members)
-    what = f"a directory with {count_members(len(listing.members), runs)}"
-    shown = [member.location for member in detected.members if member.unfinished is None][:_MAX_SHOWN]
-    next = tuple(call("summary", str(item)) for item in shown)
-    return Summary(str(location), what, collection=listing, next=next)
+    description = f"a directory with {count_members(len(listing.members), runs)}"
+    locations = [member.location for member in detected.members if member.unfinished is None][:_MAX_SHOWN]
+    next = tuple(call("summary", str(item)) for item in locations)
+    return Summary(str(location), description, collection=listing, next=next)
 
 
-def _of_trainer_run(detected: Detected, listing: RunListing) -> Summary:
+def _summarize_trainer_run(detected: Detected, listing: RunListing) -> Summary:
     location, above = detected.location, detected.trainer_steps[0].parent
-    shown = [_first_item(above / step.name, step) for step in listing.finished[-1:]]
-    next = tuple(call("summary", str(item)) for item in shown)
-    what = f"a run of {plural(len(listing.steps), 'step')} of a PyTorch trainer"
-    return Summary(str(location), what, run=listing, next=next)
+    locations = [_first_item(above / step.name, step) for step in listing.finished[-1:]]
+    next = tuple(call("summary", str(item)) for item in locations)
+    description = f"a run of {plural(len(listing.steps), 'step')} of a PyTorch trainer"
+    return Summary(str(location), description, run=listing, next=next)
 
 
 def _first_item(step: Location, listing: StepListing) -> Location:
@@ -135,7 +137,7 @@ def _first_item(step: Location, listing: StepListing) -> Location:
 def _add_steps(summary: Summary, detected: Detected) -> Summary:
     """Add all steps to the summary of a run that is opened at its latest step."""
     run = run_of(detected)
-    listing = find_trainer_run(detected.location) if run is None else listed(run)
+    listing = find_trainer_run(detected.location) if run is None else list_run(run)
     if listing is None:
         return summary
     return replace(
@@ -143,43 +145,45 @@ def _add_steps(summary: Summary, detected: Detected) -> Summary:
     )
 
 
-def _of_hosts(location: Location, count: int) -> Summary:
+def _summarize_hosts(location: Location, count: int) -> Summary:
     path = str(location)
     next = (call("list_saves", path), call("assemble", path, "DST"), call("inspect", path))
     return Summary(str(location), f"the parts that {plural(count, 'host')} of a job saved", next=next)
 
 
-def _of_run(detected: Detected, run: OrbaxRun) -> Summary:
-    location, listing = detected.location, listed(run)
+def _summarize_run(detected: Detected, run: OrbaxRun) -> Summary:
+    location, listing = detected.location, list_run(run)
     path = str(location)
     count = len(listing.steps)
-    what = f"a run of {count} steps" if count > 1 else "a run of one step"
+    description = f"a run of {count} steps" if count > 1 else "a run of one step"
     if any(step.missing_chunks for step in listing.steps):
         if any(is_part_of_a_host(item.directory) for step in run.steps.values() for item in step.items):
             next = (call("list_saves", [path, "OTHER_HOST…"]), call("inspect", path))
-            what = "the part of each step that one host of a job saved"
+            description = "the part of each step that one host of a job saved"
         else:
             next = (call("doctor", path), call("inspect", path))
-            what += ", incomplete: chunks are missing"
-        return Summary(str(location), what, run=listing, next=next)
+            description += ", incomplete: chunks are missing"
+        return Summary(str(location), description, run=listing, next=next)
     kinds = {item.kind for step in listing.finished[-1:] for item in step.items}
-    tree = _opened(detected) if listing.finished else None
+    tree = _open_detected(detected) if listing.finished else None
     if tree is not None and is_maxtext_adapter(tree):
         follows = tuple(adapter_commands(path, adapter_report(tree), is_peft=False))
         names = names_of_jax(tree)
         # The listing explains how to load it instead.
-        way = "MaxText loads it with lora.lora_restore_path"
+        hint = "MaxText loads it with lora.lora_restore_path"
         if names != "MaxText":
-            way = f"its factors have {names}'s names, which MaxText does not load"
-        listing = replace(listing, hindered=f"which is an adapter: {way}") if listing.hindered else listing
-        return Summary(str(location), f"{what}, a LoRA adapter of {names}'s", run=listing, next=follows)
+            hint = f"its factors have {names}'s names, which MaxText does not load"
+        listing = replace(listing, hindered=f"which is an adapter: {hint}") if listing.hindered else listing
+        return Summary(
+            str(location), f"{description}, a LoRA adapter of {names}'s", run=listing, next=follows
+        )
     is_described = tree is not None and tree.metadata.config is not None
     if listing.finished and tree is None:
-        return Summary(str(location), what, run=listing, next=_next_of_damaged(path, run, listing))
+        return Summary(str(location), description, run=listing, next=_next_of_damaged(path, run, listing))
     advice = tuple(_next_of_run(path, kinds, count, is_described=is_described))
     if tree is not None and quantized_view(tree).is_supported:
         advice = (*advice[:-1], call("cast", path, "DST", dtype="bfloat16"), advice[-1])
-    return Summary(str(location), what, run=listing, next=advice)
+    return Summary(str(location), description, run=listing, next=advice)
 
 
 def _next_of_damaged(path: str, run: OrbaxRun, listing: RunListing) -> tuple[str, ...]:
@@ -189,7 +193,7 @@ def _next_of_damaged(path: str, run: OrbaxRun, listing: RunListing) -> tuple[str
     return (doctor, call("summary", str(run.path / complete[-1].name))) if complete else (doctor,)
 
 
-def _opened(detected: Detected) -> Tree | None:
+def _open_detected(detected: Detected) -> Tree | None:
     with suppress_step_warnings(ChosenItemWarning):
         try:
             return open_detected(detected)
@@ -198,7 +202,7 @@ def _opened(detected: Detected) -> Tree | None:
             return None
 
 
-def _of_maxtext(path: str, *, is_described: bool) -> Iterator[str]:
+def _maxtext_commands(path: str, *, is_described: bool) -> Iterator[str]:
     """Yield commands for MaxText arrays. Without a configuration, the user must name the model."""
     like = None if is_described else "HF_DIR"
     yield call("maxtext_to_hf", path, "DST", like=like)
@@ -210,21 +214,21 @@ def _next_of_run(path: str, kinds: set[str], count: int, *, is_described: bool) 
     if any(kind.endswith("training") for kind in kinds):
         yield call("strip_optimizer", path, "DST")
     if any(kind.startswith(("stacked", "unstacked")) for kind in kinds):
-        yield from _of_maxtext(path, is_described=is_described)
+        yield from _maxtext_commands(path, is_described=is_described)
     if count > 1:
         yield call("prune", path, keep_last="N")
     yield call("doctor", path)
 
 
-def _of_step(location: Location, step: Step) -> Summary:
+def _summarize_step(location: Location, step: Step) -> Summary:
     items = list_step(step).items
     trees = [item for item in items if item.arrays]
-    shown = [step.path, *(step.path / tree.name for tree in trees)]
-    next = tuple(call("inspect", str(item)) for item in shown)
+    locations = [step.path, *(step.path / tree.name for tree in trees)]
+    next = tuple(call("inspect", str(item)) for item in locations)
     return Summary(str(location), f"a step with {plural(len(trees), 'tree')}", items=items, next=next)
 
 
-def _of_tree(detected: Detected) -> Summary:
+def _summarize_tree(detected: Detected) -> Summary:
     location, result = detected.location, detected.orbax
     with suppress_step_warnings(ChosenItemWarning):
         source = open_detected(detected)
@@ -240,12 +244,15 @@ def _of_tree(detected: Detected) -> Summary:
         next = tuple(adapter_commands(path, tree.adapter, is_peft=False))
         return Summary(str(location), f"a LoRA adapter of {tree.adapter.names}'s", tree=tree, next=next)
     directory = "a model" if tree.num_parameters else "the state of an optimizer"
-    what = {OrbaxItem: "an item", Step: "a step"}.get(
+    description = {OrbaxItem: "an item", Step: "a step"}.get(
         type(result), directory if detected.is_directory else "a file"
     )
     whose = f" of {' or '.join(family.name for family in tree.families)}" if tree.families else ""
     return Summary(
-        str(location), f"{what}{whose}, {tree.format}", tree=tree, next=tuple(_next(location, tree, source))
+        str(location),
+        f"{description}{whose}, {tree.format}",
+        tree=tree,
+        next=tuple(_next(location, tree, source)),
     )
 
 
@@ -258,7 +265,7 @@ def _is_of_process(location: Location) -> bool:
 
 
 def _next(location: Location, tree: TreeReport, source: Tree) -> Iterator[str]:
-    path, is_written, built = str(location), tree.format in writable(), list[str]()
+    path, is_written, result = str(location), tree.format in writable(), list[str]()
     yield call("inspect", path)
     if any(warning.name == "quantized" for warning in tree.warnings):
         yield call("doctor", path)
@@ -270,15 +277,15 @@ def _next(location: Location, tree: TreeReport, source: Tree) -> Iterator[str]:
         if tree.optimizer is not None:
             yield call("strip_optimizer", path, "DST", format=None if is_written else "orbax")
         is_described = any(sidecar.rpartition("/")[2] == CONFIG for sidecar in tree.sidecars)
-        yield from _of_maxtext(path, is_described=is_described)
+        yield from _maxtext_commands(path, is_described=is_described)
     elif tree.families and tree.format != "orbax":
         yield from commands_of_model(source, location)
     else:
-        built = list(commands_of_trainers(source, location))
-        yield from built or [call("stats", path)]
+        result = list(commands_of_trainers(source, location))
+        yield from result or [call("stats", path)]
     if tree.scales is not None and is_written:
         yield call("cast", path, "DST", dtype="bfloat16")
-    if not is_written and not any(map(is_call, built)):
+    if not is_written and not any(map(is_call, result)):
         is_mixed = "optimizer" in tree.roles and tree.num_parameters
         yield call("convert", path, "DST", format="safetensors", strip_optimizer=True if is_mixed else None)
     yield call("doctor", path)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, Unpack
 
-from ckpttools.api.convert import Changing, write_changed
+from ckpttools.api.convert import ChangedRun, write_changed
 from ckpttools.api.hf_to_maxtext import hf_to_maxtext
-from ckpttools.api.options import ALL_WRITING
+from ckpttools.api.options import WRITING_OPTIONS
 from ckpttools.api.options.build import SYNTH
 from ckpttools.api.options.convert import CHANGING, NEW_TARGET
 from ckpttools.api.prepared import Prepared, Writing, command
@@ -23,12 +23,12 @@ from ckpttools.formats.registry import writer_options
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.maxtext.synthetic import has_omitted_towers, stitch_models, synthetic_model, text_model_of
 from ckpttools.model_families.registry import families
-from ckpttools.run.overlap_check import check_apart
+from ckpttools.run.overlap_check import check_no_overlap
 from ckpttools.stores.registry import LocationLike, parse
 
 
-@command(Changing, more=writer_options)
-@declare(*SYNTH, *NEW_TARGET, *ALL_WRITING)
+@command(ChangedRun, more=writer_options)
+@declare(*SYNTH, *NEW_TARGET, *WRITING_OPTIONS)
 def synth(
     source: LocationLike,
     destination: LocationLike,
@@ -37,7 +37,7 @@ def synth(
     names: Literal["huggingface", "maxtext"] = "huggingface",
     scan: bool = True,
     dtype: DType | str | None = None,
-    **common: Unpack[Changing],
+    **common: Unpack[ChangedRun],
 ) -> Prepared:
     """Write a randomly initialized model from a configuration.
 
@@ -53,7 +53,7 @@ def synth(
         CheckpointError: See `ckpttools.convert`.
     """
     location = parse(source)
-    check_apart(location, parse(destination))
+    check_no_overlap(location, parse(destination))
     file = location / CONFIG if location.is_dir() else location
     try:
         config, expected = read_json(file.require_exists()), float_dtype_of(dtype)
@@ -81,10 +81,10 @@ def synth(
     return write_changed([], tree, destination, {"format": "safetensors", **common})
 
 
-@command(Changing, more=writer_options)
+@command(ChangedRun, more=writer_options)
 @declare(*CHANGING)
 def stitch(
-    source: Source, destination: LocationLike, *, decoder: Source, **common: Unpack[Changing]
+    source: Source, destination: LocationLike, *, decoder: Source, **common: Unpack[ChangedRun]
 ) -> Prepared:
     """Combine the towers of one model with another model's text model: embedding, layers, norm and head.
 
@@ -100,7 +100,7 @@ def stitch(
     """
     location = location_of(decoder)
     if location is not None:
-        check_apart(location, parse(destination))
+        check_no_overlap(location, parse(destination))
 
     def make(opening: Mapping[str, Any]) -> Tree:
         read = read_options(opening)

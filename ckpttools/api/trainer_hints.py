@@ -54,7 +54,7 @@ def loading_steps(tree: Tree, location: Location) -> tuple[str, ...]:
     return (" ".join(_settings(tree)), *_alpha_to_set(tree))
 
 
-def compared_once_merged(*trees: Tree) -> str | None:
+def merge_command_hint(*trees: Tree) -> str | None:
     """Return the command that merges the first adapter among checkpoints to compare them, or None."""
     from ckpttools.adapters.report import is_maxtext_adapter
 
@@ -156,21 +156,21 @@ def adapter_commands(path: str, result: AdapterReport | None, *, is_peft: bool) 
 
 
 # Maximum number of patterns in a suggested command.
-_FEW = 4
+_MAX_SUGGESTED = 4
 
 
 def names_of_hub(*trees: Tree) -> str | None:
     """Return the command that gives Hub names to the first checkpoint with a trainer's names, or None."""
     for tree in trees:
         is_known = view_of(tree).is_maxtext or guess_families(tree)
-        built = (
+        result = (
             []
             if is_known or not tree.metadata.location
             else list(trainer_commands(tree, parse(tree.metadata.location)))
         )
-        if built:
-            after = "" if is_call(built[0]) else f"after `{built[0]}`, "
-            return f"{after}`{built[-1]}` gives names of the hub, which can be compared"
+        if result:
+            after = "" if is_call(result[0]) else f"after `{result[0]}`, "
+            return f"{after}`{result[-1]}` gives names of the hub, which can be compared"
     return None
 
 
@@ -184,21 +184,21 @@ def commands_of_model(tree: Tree, location: Location) -> Iterator[str]:
     if tree.metadata.config is None:
         yield from filter(None, (config_copy_command(location),))
         return
-    beside, path = list(dict.fromkeys((*patterns_outside_model(tree), *_heads(tree)))), str(location)
-    if len(beside) > _FEW:
+    other_patterns, path = list(dict.fromkeys((*patterns_outside_model(tree), *_heads(tree)))), str(location)
+    if len(other_patterns) > _MAX_SUGGESTED:
         return
-    yield call("hf_to_maxtext", path, "DST", drop=beside or None)
-    if not beside:
+    yield call("hf_to_maxtext", path, "DST", drop=other_patterns or None)
+    if not other_patterns:
         yield call("maxtext_config", path)
 
 
 def _heads(tree: Tree) -> Iterator[str]:
     """Yield patterns of arrays that a trainer added to a model: keys without arrays of the model."""
     result = find_unowned_arrays(tree)
-    strange = {*result.names} if result is not None and not result.prefixes else set()
+    unknown = {*result.names} if result is not None and not result.prefixes else set()
     names = [dotted(path) for path in tree.arrays]
-    own = {name.split(".")[0] for name in names if name not in strange}
-    for key in dict.fromkeys(name.split(".")[0] for name in names if name in strange):
+    own = {name.split(".")[0] for name in names if name not in unknown}
+    for key in dict.fromkeys(name.split(".")[0] for name in names if name in unknown):
         if key not in own:
             yield f"{key}.*"
 
@@ -211,7 +211,7 @@ def trainer_commands(tree: Tree, location: Location) -> Iterator[str]:
         location: Location of the tree.
     """
     beside, path = patterns_outside_model(tree), str(location)
-    if len(beside) > _FEW:
+    if len(beside) > _MAX_SUGGESTED:
         return
     hub = as_hub_model(tree, tree.metadata.config).tree
     leaves = {at: a for at, a in hub.arrays.items() if not matches_any(dotted(at), beside)}

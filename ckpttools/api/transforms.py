@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
-from ckpttools.api.convert import Changing, write_changed
+from ckpttools.api.convert import ChangedRun, write_changed
 from ckpttools.api.options.convert import CHANGING
 from ckpttools.api.options.edit import CAST, REMAP, SELECT, STACK, STRIP_OPTIMIZER, UNSTACK
 from ckpttools.api.prepared import Prepared, command
@@ -18,7 +18,7 @@ from ckpttools.formats.registry import writer_options
 from ckpttools.maxtext.cycles import CycleNames
 from ckpttools.maxtext.scan_axis import KeepScanAxis
 from ckpttools.maxtext.stacking import ForceUnroll, StackAsModel, UnstackLayers
-from ckpttools.maxtext.strip import NewFlavour, StripOptimizer
+from ckpttools.maxtext.strip import NewFlavor, StripOptimizer
 from ckpttools.maxtext.to_version import ForVersion
 from ckpttools.maxtext.versions import NEWEST
 from ckpttools.quantized.config import Like
@@ -30,7 +30,7 @@ from ckpttools.transforms.registry import options_of, transform_named, transform
 from ckpttools.transforms.select import Select
 
 
-@command(Changing, more=writer_options)
+@command(ChangedRun, more=writer_options)
 @declare(*SELECT, *CHANGING)
 def select(
     source: Source,
@@ -39,7 +39,7 @@ def select(
     keep: Patterns = (),
     drop: Patterns = (),
     prefix: str | None = None,
-    **common: Unpack[Changing],
+    **common: Unpack[ChangedRun],
 ) -> Prepared:
     """Write the arrays that match `keep` (default: all), except those that match `drop`.
 
@@ -51,14 +51,14 @@ def select(
         UsageError: No pattern is given, a pattern matches nothing, or no array is left.
         CheckpointError: See `ckpttools.convert`.
     """
-    chosen = Select(patterns_of(keep), patterns_of(drop), prefix or "")
-    if not (chosen.keep or chosen.drop or chosen.prefix):
+    selection = Select(patterns_of(keep), patterns_of(drop), prefix or "")
+    if not (selection.keep or selection.drop or selection.prefix):
         hint = f"give {option('keep', 'PATTERN')} or {option('drop', 'PATTERN')}"
         raise UsageError("no option selects arrays", hint=hint)
-    return write_changed([KeepScanAxis(chosen)], source, destination, common)
+    return write_changed([KeepScanAxis(selection)], source, destination, common)
 
 
-@command(Changing, more=writer_options)
+@command(ChangedRun, more=writer_options)
 @declare(*REMAP, *CHANGING)
 def remap(
     source: Source,
@@ -68,7 +68,7 @@ def remap(
     strict: bool = False,
     maxtext: str | None = None,
     family: LocationLike | None = None,
-    **common: Unpack[Changing],
+    **common: Unpack[ChangedRun],
 ) -> Prepared:
     """Rename or rearrange arrays by rules, a function, or for a MaxText version.
 
@@ -80,12 +80,10 @@ def remap(
         UsageError: Neither or both of `map` and `maxtext` are given.
         CheckpointError: See `ckpttools.mapped_by`, `ckpttools.ForVersion` and `ckpttools.convert`.
     """
-    return write_changed([_remapped(map, strict, maxtext, family)], source, destination, common)
+    return write_changed([_remap(map, strict, maxtext, family)], source, destination, common)
 
 
-def _remapped(
-    map: Mapper | None, strict: bool, maxtext: str | None, family: LocationLike | None
-) -> Transform:
+def _remap(map: Mapper | None, strict: bool, maxtext: str | None, family: LocationLike | None) -> Transform:
     if (map is None) == (maxtext is None):
         which = "no renaming is given" if map is None else "two renamings are given"
         raise UsageError(
@@ -102,7 +100,7 @@ def _remapped(
     return ForVersion(maxtext or NEWEST, text_of(family))
 
 
-@command(Changing, more=writer_options)
+@command(ChangedRun, more=writer_options)
 @declare(*CAST, *CHANGING)
 def cast(
     source: Source,
@@ -112,7 +110,7 @@ def cast(
     dtype_map: Mapping[str, DType | str] | None = None,
     force: bool = False,
     dequantize_like: Like = "float32",
-    **common: Unpack[Changing],
+    **common: Unpack[ChangedRun],
 ) -> Prepared:
     """Cast a checkpoint to other dtypes, rounding to nearest even and keeping NaN and infinity.
 
@@ -135,18 +133,18 @@ def cast(
     return write_changed([casts], source, destination, common)
 
 
-@command(Changing, more=writer_options)
+@command(ChangedRun, more=writer_options)
 @declare(*STRIP_OPTIMIZER, *CHANGING)
 def strip_optimizer(
     source: Source,
     destination: LocationLike,
     *,
     keep_step: bool = False,
-    flavour: NewFlavour = "same",
+    flavour: NewFlavor = "same",
     keep: Patterns = (),
     drop: Patterns = (),
     dtype: DType | str | None = None,
-    **common: Unpack[Changing],
+    **common: Unpack[ChangedRun],
 ) -> Prepared:
     """Write only the parameters of a training checkpoint.
 
@@ -161,7 +159,7 @@ def strip_optimizer(
     return write_changed([stripped, *_casts(dtype)], source, destination, common)
 
 
-@command(Changing, more=writer_options)
+@command(ChangedRun, more=writer_options)
 @declare(*STACK, *CHANGING)
 def stack(
     source: Source,
@@ -173,7 +171,7 @@ def stack(
     family: LocationLike | None = None,
     maxtext: str | None = None,
     dtype: DType | str | None = None,
-    **common: Unpack[Changing],
+    **common: Unpack[ChangedRun],
 ) -> Prepared:
     """Stack separate layers (layers_0, layers_1, …) for MaxText's `scan_layers=true`.
 
@@ -188,7 +186,7 @@ def stack(
     return write_changed([stacked, *_casts(dtype)], source, destination, common)
 
 
-@command(Changing, more=writer_options)
+@command(ChangedRun, more=writer_options)
 @declare(*UNSTACK, *CHANGING)
 def unstack(
     source: Source,
@@ -197,9 +195,9 @@ def unstack(
     scan_axis: int | None = None,
     force_unroll: bool = False,
     keep_step: bool = False,
-    flavour: NewFlavour = "same",
+    flavour: NewFlavor = "same",
     dtype: DType | str | None = None,
-    **common: Unpack[Changing],
+    **common: Unpack[ChangedRun],
 ) -> Prepared:
     """Split stacked layers (layers_0, layers_1, …) for MaxText's `scan_layers=false`.
 
@@ -211,8 +209,8 @@ def unstack(
         CheckpointError: See `ckpttools.UnstackLayers` and `ckpttools.convert`.
     """
     if not force_unroll and (keep_step or flavour != "same"):
-        declared = f"{option('keep_step')} and {option('flavour')} apply only with {option('force_unroll')}"
-        raise UsageError(declared, hint="also pass it")
+        text = f"{option('keep_step')} and {option('flavour')} apply only with {option('force_unroll')}"
+        raise UsageError(text, hint="also pass it")
     change: Transform = (
         ForceUnroll(scan_axis, keep_step, flavour) if force_unroll else UnstackLayers(scan_axis)
     )
@@ -223,7 +221,7 @@ def _options_of_transforms() -> list[Option]:
     return [*writer_options(), *(item for name in transforms() for item in options_of(name))]
 
 
-@command(Changing, more=_options_of_transforms)
+@command(ChangedRun, more=_options_of_transforms)
 @declare(*CHANGING)
 def transform(
     source: Source,
@@ -245,8 +243,8 @@ def transform(
         CheckpointError: See the transforms and `ckpttools.convert`.
     """
     if not isinstance(transforms, str):
-        built = [transforms] if callable(transforms) else transforms
-        return write_changed(built, source, destination, options)
+        result = [transforms] if callable(transforms) else transforms
+        return write_changed(result, source, destination, options)
     own = {item.name: options.pop(item.name) for item in options_of(transforms) if item.name in options}
     return write_changed([transform_named(transforms, own)], source, destination, options)
 

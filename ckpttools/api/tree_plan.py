@@ -40,26 +40,26 @@ def plan_tree(tree: Tree, writer: Writer, resources: Resources | None = None) ->
         CheckpointError: The format cannot represent the tree, or the work does not fit into the memory.
     """
     resources = resources or Resources()
-    tree = _of_part(tree)
+    tree = _match_partial_metadata(tree)
     notes = tree.metadata.notes + check_source(tree)
     sidecars = sidecars_of(tree)
     tree = with_origin(tree, tree)
     if not (sidecars or tree.metadata.is_other_model):
         return resources.plan(tree, writer, notes)
     if not isinstance(writer, SupportsSidecars):
-        return resources.plan(tree, writer, notes + _left_out(sidecars, writer.name))
+        return resources.plan(tree, writer, notes + _omitted_sidecar_notes(sidecars, writer.name))
     is_model = _is_model(tree, sidecars)
-    changed, declared = _changed(tree, sidecars, is_model)
+    changed, declared = _updated_sidecars(tree, sidecars, is_model)
     copied = {name: file for name, file in sidecars.files.items() if name not in changed}
-    built = {name: content for name, content in changed.items() if content is not None}
+    result = {name: content for name, content in changed.items() if content is not None}
     location = writer.sidecars_at(tree, is_model)
     if is_model and not location:
-        declared += compare_with_config(tree, {**copied, **built})
-    beside = WithSidecars(writer, Sidecars(copied, sidecars.arrays), location, built)
-    return resources.plan(beside.with_sidecars(tree), beside, notes + declared)
+        declared += compare_with_config(tree, {**copied, **result})
+    sidecar_writer = WithSidecars(writer, Sidecars(copied, sidecars.arrays), location, result)
+    return resources.plan(sidecar_writer.with_sidecars(tree), sidecar_writer, notes + declared)
 
 
-def _of_part(tree: Tree) -> Tree:
+def _match_partial_metadata(tree: Tree) -> Tree:
     """Adjust the metadata of a tree if arrays of an adapter were left out."""
     if LORA_KEY not in tree.metadata.custom:
         return tree
@@ -68,13 +68,15 @@ def _of_part(tree: Tree) -> Tree:
     return tree.pipe(with_remaining_modules)
 
 
-def _changed(tree: Tree, sidecars: Sidecars, is_model: bool) -> tuple[dict[str, bytes | None], Notes]:
+def _updated_sidecars(
+    tree: Tree, sidecars: Sidecars, is_model: bool
+) -> tuple[dict[str, bytes | None], Notes]:
     """Return new contents of sidecar files, None for files to leave out, and remarks about the changes."""
-    built, declared = _made(tree, sidecars, is_model)
-    files: dict[str, bytes | None] = {**built}
+    result, declared = _new_config(tree, sidecars, is_model)
+    files: dict[str, bytes | None] = {**result}
     if is_model:
         config = tree.metadata.config
-        untrue = stale_files(sidecars.files, tree, _stored(sidecars), config)
+        untrue = stale_files(sidecars.files, tree, _read_config(sidecars), config)
         files, declared = {**dict.fromkeys(untrue), **files}, declared + stale_file_notes(untrue)
     dropped = [name.replace("/", ".") for name in tree.metadata.notes.dropped]
     if dropped and ADAPTER in sidecars.files and is_adapter(tree):
@@ -89,7 +91,7 @@ def _changed(tree: Tree, sidecars: Sidecars, is_model: bool) -> tuple[dict[str, 
     return files, declared
 
 
-def _made(tree: Tree, sidecars: Sidecars, is_model: bool) -> tuple[dict[str, bytes], Notes]:
+def _new_config(tree: Tree, sidecars: Sidecars, is_model: bool) -> tuple[dict[str, bytes], Notes]:
     """Return the configuration that replaces the existing one, and remarks about it.
 
     A carried configuration belongs to the original model and stays unchanged: the reverse conversion uses it
@@ -116,18 +118,18 @@ def _lacks_described(tree: Tree, config: Mapping[str, Any]) -> bool:
     Optimizer state and heads that a trainer added do not count. For an unknown model, every other array may
     count.
     """
-    kept = [dotted(path) for path in tree]
-    gone = [name.replace("/", ".") for name in tree.metadata.notes.dropped]
-    gone = [name for name in gone if container(name.partition(".")[0]) is None]
+    names = [dotted(path) for path in tree]
+    dropped = [name.replace("/", ".") for name in tree.metadata.notes.dropped]
+    dropped = [name for name in dropped if container(name.partition(".")[0]) is None]
     if config.get("tie_word_embeddings"):
-        gone = [name for name in gone if not name.endswith(_HEAD)]
-    if not gone:
+        dropped = [name for name in dropped if not name.endswith(_HEAD)]
+    if not dropped:
         return False
     is_row = owned_name_test(config)
-    if is_row is None or absent_towers(config, kept) or absent_mtp_field(config, kept):
+    if is_row is None or absent_towers(config, names) or absent_mtp_field(config, names):
         return True
-    lost = {next(filter(is_row, _names_within(name)), None) for name in gone} - {None}
-    return bool(lost) and not lost <= {next(filter(is_row, _names_within(name)), None) for name in kept}
+    lost = {next(filter(is_row, _names_within(name)), None) for name in dropped} - {None}
+    return bool(lost) and not lost <= {next(filter(is_row, _names_within(name)), None) for name in names}
 
 
 def _names_within(name: str) -> Iterator[str]:
@@ -150,7 +152,7 @@ def _is_model(tree: Tree, sidecars: Sidecars) -> bool:
     return has_names and RECORD not in sidecars.files and not sidecars.arrays
 
 
-def _left_out(sidecars: Sidecars, format: str) -> Notes:
+def _omitted_sidecar_notes(sidecars: Sidecars, format: str) -> Notes:
     """Return a remark about sidecars that cannot be written."""
     names = ", ".join(sidecars.files)
     remarks = (f"left out, because {format} cannot store files of a model: {names}",) if names else ()
@@ -163,7 +165,7 @@ def _config(tree: Tree, sidecars: Sidecars) -> Mapping[str, Any]:
     return read_json(parse(sidecars.files[CONFIG].path)) if config is None else config
 
 
-def _stored(sidecars: Sidecars) -> Mapping[str, Any] | None:
+def _read_config(sidecars: Sidecars) -> Mapping[str, Any] | None:
     """Return the configuration next to the source."""
     return read_json(parse(sidecars.files[CONFIG].path)) if CONFIG in sidecars.files else None
 

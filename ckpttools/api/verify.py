@@ -26,13 +26,13 @@ from ckpttools.core.message_terms import action, option
 from ckpttools.core.options import declare
 from ckpttools.core.tabular import Tabular
 from ckpttools.core.text import array_count, plural, sample_names, sort_naturally
-from ckpttools.digest.canonical import STEP, Selection, parameters_among, with_carried, without_step
+from ckpttools.digest.canonical import STEP, Selection, drop_step, parameters_among, with_carried
 from ckpttools.digest.leaves import LeafKinds
 from ckpttools.digest.manifest import Manifest
-from ckpttools.digest.pairing import Difference, NamedArrays, Pairing, Remark, of_kinds, sorted_by_name
+from ckpttools.digest.pairing import Difference, NamedArrays, Pairing, Remark, kind_differences, sort_by_name
 from ckpttools.maxtext.model_options import check_choice
 from ckpttools.quantized.view import make_comparable, quantized_view
-from ckpttools.stores.contents import FileDifference, SupportsContents, differing
+from ckpttools.stores.contents import FileDifference, SupportsContents, find_differing_files
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import LocationLike, parse
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ckpttools.compare.conversion import ConversionOptions
 
 
-_SHOWN = 8
+_MAX_SHOWN = 8
 _ONE_SIDED = ("missing", "extra")
 
 
@@ -76,8 +76,8 @@ class Verification(Tabular):
         """Return the verdict and the differences. Arrays whose names differ only in numbers share a line."""
         lines = [f"{difference.name}: {difference.reason}" for difference in self.differences]
         verdict = "equal" if self.equal else f"{self.different:,} different"
-        what = f"{self.path} against {self.against}"
-        return f"<Verification of {what}: {verdict}, {self.arrays:,} arrays{listing(lines, _SHOWN)}>"
+        text = f"{self.path} against {self.against}"
+        return f"<Verification of {text}: {verdict}, {self.arrays:,} arrays{listing(lines, _MAX_SHOWN)}>"
 
 
 @validate_arguments
@@ -114,31 +114,33 @@ def verify(
     check_choice("way with rows beyond the vocabulary", padding_rows, ("keep", "drop"))
     if (against is None) == (manifest is None):
         expected = f"one of: {option('against', 'SRC')}, {option('manifest', 'FILE')}"
-        raise UsageError("pass a reference to compare with", expected=expected, hint=_of_the_hub(checkpoint))
-    declared = _Said(conversion_options(family, rope_layout, tied, drop), cast, padding_rows)
+        raise UsageError(
+            "pass a reference to compare with", expected=expected, hint=_hub_verify_hint(checkpoint)
+        )
+    declared = _StatedSettings(conversion_options(family, rope_layout, tied, drop), cast, padding_rows)
     selection = Selection(filter, per_layer, parameters)
     with scanning(common) as scan:
         tree = opened(checkpoint, scan.read, *([] if against is None else [against]))
         if against is not None:
             other = opened(against, replace(scan.read, step=None), checkpoint)
             scan.fetch(tree, other)
-            mine, theirs = make_comparable(tree, other, is_read=filter == "*")
-            result = _bit_by_bit(mine.tree, theirs.tree, declared, selection, scan)
-            sides = ("this", mine), ("the source", theirs)
+            actual, expected_view = make_comparable(tree, other, is_read=filter == "*")
+            result = _bit_by_bit(actual.tree, expected_view.tree, declared, selection, scan)
+            sides = ("this", actual), ("the source", expected_view)
             remarks = [f"{side}: {item.remark}" for side, item in sides if item.remark]
             return replace(result, remarks=(*remarks, *result.remarks))
         scan.fetch(tree)
-        return _by_digests(tree, parse(manifest or ""), declared, selection, scan)
+        return _verify_by_digests(tree, parse(manifest or ""), declared, selection, scan)
 
 
-def _of_the_hub(checkpoint: Source) -> str | None:
+def _hub_verify_hint(checkpoint: Source) -> str | None:
     """Return the call that verifies a checkpoint by itself, if its store lists digests of its files."""
     is_listed = not isinstance(checkpoint, Tree) and isinstance(parse(checkpoint).store, SupportsContents)
     return "ckpttools.verify_files compares it with the digests that its store lists" if is_listed else None
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _StatedSettings:
     """Options of the conversion between the two checkpoints."""
 
     conversion: ConversionOptions | None
@@ -160,17 +162,17 @@ def conversion_options(
 
 
 def _bit_by_bit(
-    tree: Tree, source: Tree, declared: _Said, selection: Selection, scan: ScanSettings
+    tree: Tree, source: Tree, stated: _StatedSettings, selection: Selection, scan: ScanSettings
 ) -> Verification:
-    from ckpttools.compare.hints import after_verify, diffing
+    from ckpttools.compare.hints import diff_command, hints_after_verify
 
-    both, result = _differences(tree, source, declared, selection, scan)
+    both, result = _differences(tree, source, stated, selection, scan)
     remarks = tuple(remark.text for remark in both.remarks)
     built = _verification(tree, source.metadata.location, both.a, result, remarks)
-    compared = diffing(source.metadata.location, tree.metadata.location)
-    hints = _in_numbers(result, both, tree, source, scan) or after_verify(result, both, compared)
+    compared = diff_command(source.metadata.location, tree.metadata.location)
+    hints = _equal_values_hint(result, both, tree, source, scan) or hints_after_verify(result, both, compared)
     if result and not hints and not (both.a.keys() & both.b.keys()):
-        hints = _of_names(tree, source, compared)
+        hints = _compare_names(tree, source, compared)
     return replace(built, hints=hints)
 
 
@@ -178,41 +180,41 @@ _Compared = tuple[Pairing[LazyArray], tuple[Difference, ...]]
 
 
 def _differences(
-    tree: Tree, source: Tree, declared: _Said, selection: Selection, scan: ScanSettings
+    tree: Tree, source: Tree, stated: _StatedSettings, selection: Selection, scan: ScanSettings
 ) -> _Compared:
     """Compare two trees and find their differences.
 
     Arrays are compared under MaxText's names, as in `diff`. If a Hugging Face checkpoint differs from
     MaxText's, the result of the conversion is compared as well.
     """
-    from ckpttools.compare.conversion import as_huggingface, paired
+    from ckpttools.compare.conversion import as_huggingface, pair_conversion
 
-    both = paired(tree, source, selection, declared.conversion, declared.padding_rows)
-    dropped = declared.conversion.drop if declared.conversion else ()
+    both = pair_conversion(tree, source, selection, stated.conversion, stated.padding_rows)
+    dropped = stated.conversion.drop if stated.conversion else ()
     is_to_hub, is_filtered = both.maxtext == "B", selection.pattern != "*"
     if is_to_hub and (is_filtered or dropped):
         # Filters apply to the checkpoint's names, and patterns to drop apply to Hugging Face names.
-        state = [] if is_filtered else _of_state(both, of_kinds(both))
-        back, apart = _compared(as_huggingface(tree, source, selection, declared.conversion), declared, scan)
-        return back, sorted_by_name((*apart, *state))
-    first = both, result = _compared(both, declared, scan)
+        state = [] if is_filtered else _state_differences(both, kind_differences(both))
+        back, unequal = _compare(as_huggingface(tree, source, selection, stated.conversion), stated, scan)
+        return back, sort_by_name((*unequal, *state))
+    first = both, result = _compare(both, stated, scan)
     if not result or both.maxtext is None or is_filtered or dropped:
         return first
     hub, maxtext = (tree, source) if is_to_hub else (source, tree)
     try:
-        converted = as_huggingface(hub, maxtext, selection, declared.conversion)
+        converted = as_huggingface(hub, maxtext, selection, stated.conversion)
     except CheckpointError:
         # A conversion rejects these arrays; the first comparison lists them.
         return first
-    back, apart = _compared(converted, declared, scan)
-    state = _of_state(both, result)
+    back, unequal = _compare(converted, stated, scan)
+    state = _state_differences(both, result)
     is_incomplete = any(item.reason in _ONE_SIDED for item in result if item not in state)
     # Arrays that differ only by the rounding of the reverse conversion are equal under MaxText's names.
-    if (not apart and is_incomplete) or (apart and _elements(apart) > _elements(result)):
+    if (not unequal and is_incomplete) or (unequal and _elements(unequal) > _elements(result)):
         return first
-    if not apart:
+    if not unequal:
         back = replace(back, remarks=(*back.remarks, _rounding_remark(result, state)))
-    return (back, sorted_by_name((*apart, *state))) if is_to_hub or not apart else first
+    return (back, sort_by_name((*unequal, *state))) if is_to_hub or not unequal else first
 
 
 def _rounding_remark(result: Sequence[Difference], state: Sequence[Difference]) -> Remark:
@@ -227,38 +229,38 @@ def _elements(result: Sequence[Difference]) -> int:
     return sum(item.elements or 0 for item in result)
 
 
-def _of_state(both: Pairing[LazyArray], result: Sequence[Difference]) -> list[Difference]:
+def _state_differences(both: Pairing[LazyArray], result: Sequence[Difference]) -> list[Difference]:
     """Return the differences outside the parameters."""
     parameters = parameters_among({**both.a, **both.b})
     return [item for item in result if item.name not in parameters]
 
 
-def _compared(both: Pairing[LazyArray], declared: _Said, scan: ScanSettings) -> _Compared:
-    from ckpttools.compare.padding import settled
+def _compare(both: Pairing[LazyArray], stated: _StatedSettings, scan: ScanSettings) -> _Compared:
+    from ckpttools.compare.padding import drop_implied
     from ckpttools.compare.verify import compare
 
-    both = settled(both, declared.padding_rows, scan.memory)
-    both = _cast(both) if declared.casts else both
-    total = sum(mine.nbytes + expected.nbytes for _, mine, expected in both.pairs)
+    both = drop_implied(both, stated.padding_rows, scan.memory)
+    both = _cast(both) if stated.casts else both
+    total = sum(actual.nbytes + expected.nbytes for _, actual, expected in both.pairs)
     return both, compare(both, memory=scan.memory, jobs=scan.jobs, observe=scan.observer(total))
 
 
-def _of_names(tree: Tree, source: Tree, compared: str) -> tuple[str, ...]:
-    from ckpttools.api.trainer_hints import compared_once_merged, names_of_hub
+def _compare_names(tree: Tree, source: Tree, compared: str) -> tuple[str, ...]:
+    from ckpttools.api.trainer_hints import merge_command_hint, names_of_hub
 
     others = f"{compared} knows more names, and {action('remap')} renames by rules"
-    way = compared_once_merged(source, tree) or names_of_hub(source, tree) or others
-    return (f"no array has the same name on both sides: {way}",)
+    hint = merge_command_hint(source, tree) or names_of_hub(source, tree) or others
+    return (f"no array has the same name on both sides: {hint}",)
 
 
-def _in_numbers(
+def _equal_values_hint(
     result: Sequence[Difference], both: Pairing[LazyArray], tree: Tree, source: Tree, scan: ScanSettings
 ) -> tuple[str, ...]:
     """Return a hint if all differing quantized values and scales represent the same values."""
     if not result or any(item.reason != "values" or item.name not in both.a for item in result):
         return ()
     arrays = [both.a[item.name] for item in result]
-    return same_numbers(tree, source, arrays, memory=scan.memory, jobs=scan.jobs)
+    return equal_values_hint(tree, source, arrays, memory=scan.memory, jobs=scan.jobs)
 
 
 def _cast(both: Pairing[LazyArray]) -> Pairing[LazyArray]:
@@ -268,37 +270,37 @@ def _cast(both: Pairing[LazyArray]) -> Pairing[LazyArray]:
     return replace(both, b={**both.b, **{name: cast(b, a.dtype) for name, a, b in both.pairs}})
 
 
-def _by_digests(
-    tree: Tree, path: Location, declared: _Said, selection: Selection, scan: ScanSettings
+def _verify_by_digests(
+    tree: Tree, path: Location, stated: _StatedSettings, selection: Selection, scan: ScanSettings
 ) -> Verification:
-    from ckpttools.compare.hints import after_manifest
+    from ckpttools.compare.hints import hints_after_manifest
     from ckpttools.digest.hashing import differences, hash_tree
     from ckpttools.digest.manifest import read_manifest
 
-    if declared.casts:
-        what, where = option("cast", True), option("against")
-        raise UsageError(f"{what} is for {where}: a manifest has digests of one dtype")
+    if stated.casts:
+        cast_option, where = option("cast", True), option("against")
+        raise UsageError(f"{cast_option} is for {where}: a manifest has digests of one dtype")
     if replace(selection, parameters=False) != Selection():
         hint = f"leave out {option('filter')} and the like"
         raise UsageError("the manifest determines which arrays are compared", hint=hint)
     manifest = read_manifest(path)
     if selection.parameters:
         manifest = manifest.of_parameters()
-    named = _as_in(manifest, tree, declared, scan.memory)
-    chosen = manifest.selection.names(named.arrays)
-    mine = {name: named.arrays[name] for name in sort_naturally(named.arrays) if name in chosen}
+    named = _as_in(manifest, tree, stated, scan.memory)
+    selected = manifest.selection.names(named.arrays)
+    arrays = {name: named.arrays[name] for name in sort_naturally(named.arrays) if name in selected}
     built = hash_tree(
         tree,
-        replace(manifest.selection, naming=lambda tree: mine),
+        replace(manifest.selection, naming=lambda tree: arrays),
         algorithm=manifest.algorithm,
         memory=scan.memory,
         jobs=scan.jobs,
-        observe=scan.observer(sum(array.nbytes for array in mine.values())),
+        observe=scan.observer(sum(array.nbytes for array in arrays.values())),
     )
     result = differences(built, manifest)
-    remarks = (*named.remarks, *_not_compared(tree, named.arrays.keys() - chosen, manifest, built.nodes))
-    shown = _verification(tree, str(path), mine, result, remarks)
-    return replace(shown, hints=after_manifest(result, mine, manifest.arrays))
+    remarks = (*named.remarks, *_not_compared(tree, named.arrays.keys() - selected, manifest, built.nodes))
+    verification = _verification(tree, str(path), arrays, result, remarks)
+    return replace(verification, hints=hints_after_manifest(result, arrays, manifest.arrays))
 
 
 def _not_compared(
@@ -326,30 +328,30 @@ def _not_compared(
         yield f"not compared, because this manifest does not record them: {plural(empty, 'empty node')}"
 
 
-def _as_in(manifest: Manifest, tree: Tree, declared: _Said, memory: int) -> NamedArrays[LazyArray]:
+def _as_in(manifest: Manifest, tree: Tree, stated: _StatedSettings, memory: int) -> NamedArrays[LazyArray]:
     """Return all arrays of a checkpoint under the kind of names that the manifest uses."""
     from ckpttools.compare.conversion import (
-        in_maxtext_names,
+        drop_implied_arrays,
+        name_like_maxtext,
         require_no_padding,
         require_none,
-        without_implied,
     )
     from ckpttools.maxtext.scan_axis import scan_axis_remarks
     from ckpttools.maxtext.view import view_of
-    from ckpttools.maxtext.vocabulary import without_vocabulary_padding
+    from ckpttools.maxtext.vocabulary import drop_vocabulary_padding
 
     layers = manifest.selection.layers
     if manifest.names != "maxtext":
-        require_none(declared.conversion, "the manifest has the names that are stored")
-        require_no_padding(declared.padding_rows)
+        require_none(stated.conversion, "the manifest has the names that are stored")
+        require_no_padding(stated.padding_rows)
         return NamedArrays(with_carried(tree, layers), scan_axis_remarks(tree) if layers else ())
-    named = in_maxtext_names(quantized_view(tree).plain().tree, declared.conversion, is_strict=False)
-    named = without_implied(named, manifest.arrays, tree.metadata.config, memory)
-    arrays = named.arrays if STEP in manifest.arrays else without_step(named.arrays)
+    named = name_like_maxtext(quantized_view(tree).plain().tree, stated.conversion, is_strict=False)
+    named = drop_implied_arrays(named, manifest.arrays, tree.metadata.config, memory)
+    arrays = named.arrays if STEP in manifest.arrays else drop_step(named.arrays)
     shapes = {name: item.shape for name, item in manifest.arrays.items()}
     # A Hugging Face model has no rows beyond its own vocabulary.
-    way = declared.padding_rows if view_of(tree).is_maxtext else "keep"
-    less = without_vocabulary_padding(arrays, shapes, way, memory)
+    padding_mode = stated.padding_rows if view_of(tree).is_maxtext else "keep"
+    less = drop_vocabulary_padding(arrays, shapes, padding_mode, memory)
     return NamedArrays(less.arrays, (*named.remarks, *less.remarks))
 
 
@@ -396,9 +398,9 @@ class FileVerification:
             for difference in self.differences
         ]
         verdict = "equal" if self.equal else f"{self.different:,} different"
-        what = f"{self.path} against {self.against}"
+        text = f"{self.path} against {self.against}"
         return (
-            f"<FileVerification of {what}: {verdict}, {self.files:,} files{listing(lines, _MAX_FILES_SHOWN)}>"
+            f"<FileVerification of {text}: {verdict}, {self.files:,} files{listing(lines, _MAX_FILES_SHOWN)}>"
         )
 
 
@@ -433,7 +435,7 @@ def verify_files(
     result = location.store.contents(location.key)
     total = sum(file.size for file in result.files.values())
     with scanning({"memory": memory, "requests": requests, "observe": observe}) as scan:
-        different = differing(
+        different = find_differing_files(
             location, result.files, memory=scan.memory, jobs=jobs, observe=scan.observer(total)
         )
     return FileVerification(
@@ -447,7 +449,7 @@ def verify_files(
     )
 
 
-def same_numbers(
+def equal_values_hint(
     a: Tree, b: Tree, differing: Collection[LazyArray], *, memory: int, jobs: int | None
 ) -> tuple[str, ...]:
     """Return a hint if all differing quantized values and scales represent the same values.
@@ -464,14 +466,14 @@ def same_numbers(
     from ckpttools.quantized.dequantized_tree import dequantize_weights, weights_of_arrays
 
     names = weights_of_arrays(a, differing)
-    mine, expected = dequantize_weights(a, names), dequantize_weights(b, names)
-    if not names or mine.keys() != expected.keys():
+    actual, expected = dequantize_weights(a, names), dequantize_weights(b, names)
+    if not names or actual.keys() != expected.keys():
         return ()
-    smallest = min(mine, key=lambda name: mine[name].nbytes)
+    smallest = min(actual, key=lambda name: actual[name].nbytes)
     try:
         # Two different models differ in any weight, so one weight is read before all are.
-        for chosen in ({smallest}, names):
-            sides = {name: mine[name] for name in chosen}, {name: expected[name] for name in chosen}
+        for subset in ({smallest}, names):
+            sides = {name: actual[name] for name in subset}, {name: expected[name] for name in subset}
             if compare(Pairing(*sides), memory=memory, jobs=jobs):
                 return ()
     except FormatError:

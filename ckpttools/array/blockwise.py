@@ -154,7 +154,7 @@ class BlockScales(_Blockwise):
     """The scales of another array's blocks, one per block on the last two axes."""
 
     def _source_blocks(self, region: Region) -> Region:
-        return _unblocked(region, self.encoder.block, self.source.shape)
+        return _to_element_region(region, self.encoder.block, self.source.shape)
 
     @property
     def stored_bits(self) -> int:
@@ -163,8 +163,8 @@ class BlockScales(_Blockwise):
     def _encode(
         self, part: Region, values: np.ndarray, region: Region, out: np.ndarray, scratch: Scratch
     ) -> None:
-        built = _blocked(part, self.encoder.block)
-        target = subview(out, built.relative_to(region))
+        result = _to_block_region(part, self.encoder.block)
+        target = subview(out, result.relative_to(region))
         target[...] = self.encoder.scales(values).reshape(target.shape)
 
 
@@ -173,8 +173,10 @@ class BlockCodes(_Blockwise):
     """The codes of another array's elements. The encoder counts quantization errors."""
 
     def _source_blocks(self, region: Region) -> Region:
-        return _unblocked(
-            _blocked(self._elements(region), self.encoder.block), self.encoder.block, self.source.shape
+        return _to_element_region(
+            _to_block_region(self._elements(region), self.encoder.block),
+            self.encoder.block,
+            self.source.shape,
         )
 
     def _elements(self, region: Region) -> Region:
@@ -250,14 +252,14 @@ def _last_two(region: Region) -> tuple[tuple[int, int], tuple[int, int]]:
     return first, second
 
 
-def _blocked(region: Region, block: tuple[int, int]) -> Region:
+def _to_block_region(region: Region, block: tuple[int, int]) -> Region:
     """Return the region of the blocks that overlap a region of elements."""
     for axis, size in zip((region.rank - 2, region.rank - 1), block, strict=True):
         region = region.replaced(axis, region.start[axis] // size, ceil_div(region.stop[axis], size))
     return region
 
 
-def _unblocked(region: Region, block: tuple[int, int], shape: Shape) -> Region:
+def _to_element_region(region: Region, block: tuple[int, int], shape: Shape) -> Region:
     """Return the region of the elements in a region of blocks."""
     for axis, size in zip((region.rank - 2, region.rank - 1), block, strict=True):
         stop = min(region.stop[axis] * size, shape[axis])
@@ -300,12 +302,12 @@ def error_sums(values: np.ndarray, decoded: np.ndarray) -> dict[str, float]:
 
     wide = np.float64 if values.dtype.itemsize == 8 else np.float32
     exact = values.astype(wide, copy=False)
-    apart = np.subtract(exact, decoded, dtype=wide)
-    largest = float(max(apart.max(initial=0), -apart.min(initial=0)))
+    errors = np.subtract(exact, decoded, dtype=wide)
+    largest = float(max(errors.max(initial=0), -errors.min(initial=0)))
     return {
         _MAX: largest,
         _ELEMENTS: values.size,
-        _SQUARES: _squares(apart),
+        _SQUARES: _squares(errors),
         _OWN: _squares(exact),
     }
 

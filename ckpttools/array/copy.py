@@ -148,9 +148,9 @@ def _scatter(target: np.ndarray, source: np.ndarray, scratch: Scratch) -> None:
         for left in range(0, columns, side):
             part = source[first : first + step, ..., left : left + side]
             rows = prod(part.shape[:-1])
-            with scratch.take((rows, part.shape[-1]), target.dtype) as turned:
-                _interleave(turned, np.moveaxis(part, -1, 0).reshape(-1, rows), scratch)
-                target[first : first + step, ..., left : left + side] = turned.reshape(part.shape)
+            with scratch.take((rows, part.shape[-1]), target.dtype) as transposed:
+                _interleave(transposed, np.moveaxis(part, -1, 0).reshape(-1, rows), scratch)
+                target[first : first + step, ..., left : left + side] = transposed.reshape(part.shape)
 
 
 def _first_row_axis(target: np.ndarray, fast: int) -> int:
@@ -206,8 +206,8 @@ def _interleave(target: np.ndarray, source: np.ndarray, scratch: Scratch) -> Non
     if target.strides[0] < _FAR_BYTES and _is_aligned(target):
         _interleave_near(target, source, scratch)
         return
-    with scratch.take((columns, -(-rows // width) * width), target.dtype) as turned:
-        near = turned[:, :rows]
+    with scratch.take((columns, -(-rows // width) * width), target.dtype) as transposed:
+        near = transposed[:, :rows]
         _interleave_near(near, source, scratch)
         target[...] = near
 
@@ -217,7 +217,7 @@ def _interleave_near(target: np.ndarray, source: np.ndarray, scratch: Scratch) -
     rows, columns = source.shape
     width = _WIDEST.itemsize // target.itemsize
     even = rows // width * width
-    with scratch.take((even // width, _spread(columns), width), target.dtype) as buffer:
+    with scratch.take((even // width, _round_up_to_odd_lines(columns), width), target.dtype) as buffer:
         groups = source[:even].reshape(even // width, width, columns)
         for k in range(width):
             buffer[:, :columns, k] = groups[:, k, :]
@@ -226,7 +226,7 @@ def _interleave_near(target: np.ndarray, source: np.ndarray, scratch: Scratch) -
         target[:, even:] = source[even:].T
 
 
-def _spread(columns: int) -> int:
+def _round_up_to_odd_lines(columns: int) -> int:
     """Round up to a number of wide elements that spans an odd number of cache lines."""
     line = _LINE_BYTES // _WIDEST.itemsize
     lines = -(-columns // line)

@@ -86,7 +86,7 @@ class DequantizedPiece:
     @property
     def scales(self) -> list[Region]:
         """The region of the scales of this piece, for each array of scales."""
-        return [touched_cells(self.region, block) for block in self.blocks]
+        return [overlapping_cells(self.region, block) for block in self.blocks]
 
     def part(self, region: Region) -> DequantizedPiece:
         """Return the piece for a smaller region."""
@@ -99,7 +99,7 @@ class DequantizedPiece:
         return DequantizedPiece(Region(start, stop), self.packed, blocks)
 
 
-def touched_cells(region: Region, block: Shape) -> Region:
+def overlapping_cells(region: Region, block: Shape) -> Region:
     """Return the region of the blocks that overlap a region of elements."""
     start = tuple([a // n for a, n in zip(region.start, block, strict=True)])
     stop = tuple([ceil_div(b, n) for b, n in zip(region.stop, block, strict=True)])
@@ -239,7 +239,7 @@ def _split_codes_and_scales(
         )
         for block in array.blocks
     ]
-    built = replace(
+    result = replace(
         array,
         shape=tuple(length for group in groups for length in group),
         codes=split_axes(array.codes, [*groups[:-1], array.codes.shape[-1:]]),
@@ -252,7 +252,7 @@ def _split_codes_and_scales(
     finer: list[Shape] = []
     for group, parts in zip(groups, split, strict=True):
         finer += [(length,) for length in group] if len(group) > 1 else [parts]
-    return built, tuple(finer)
+    return result, tuple(finer)
 
 
 def _can_split_axis(array: Dequantized, axis: int) -> bool:

@@ -91,12 +91,12 @@ class Describer:
                 yield from self._new(part)
         self._numbers[id(array)] = len(self._numbers)
         if parts:
-            yield [*_own_fields(array), [self._numbers[id(part)] for part in parts]]
+            yield [*_plain_fields(array), [self._numbers[id(part)] for part in parts]]
         else:
-            yield _described(array, self._identify)
+            yield _describe(array, self._identify)
 
 
-def _described(array: LazyArray, identify: Identify) -> list[object]:
+def _describe(array: LazyArray, identify: Identify) -> list[object]:
     """Describe an array by plain values; arrays with equal descriptions have the same elements.
 
     Raises:
@@ -107,28 +107,28 @@ def _described(array: LazyArray, identify: Identify) -> list[object]:
             return ["stored", *identify(source), array.offset]
         case Chunked():
             parts = (array.part(index) for index in grid_indices(array.shape, array.chunk))
-            return ["chunked", array.chunk, *(_described(part, identify) for part in parts)]
+            return ["chunked", array.chunk, *(_describe(part, identify) for part in parts)]
         case Decoded(encoded=code):
             return ["decoded", *identify(code.source), code.offset, code.code]
         case Constant():
             return ["constant", array.element.hex()]
         case SeededNoise():
-            return _own_fields(array)
+            return _plain_fields(array)
         case InMemoryArray():
             return ["held", array.holder.version]
         case _ if source_arrays(array):
-            return [*_own_fields(array), *(_described(part, identify) for part in source_arrays(array))]
+            return [*_plain_fields(array), *(_describe(part, identify) for part in source_arrays(array))]
         case _:
             raise TypeError(f"{array!r} is not a node")
 
 
-def _own_fields(array: LazyArray) -> list[object]:
+def _plain_fields(array: LazyArray) -> list[object]:
     """Return the values of all fields except the source arrays."""
     kind = type(array)
-    return [kind.__name__, *[repr(getattr(array, name)) for name in _own_names(kind)]]
+    return [kind.__name__, *[repr(getattr(array, name)) for name in _plain_field_names(kind)]]
 
 
 @cache
-def _own_names(kind: type[LazyArray]) -> tuple[str, ...]:
+def _plain_field_names(kind: type[LazyArray]) -> tuple[str, ...]:
     """Return the names of all fields of a class except the source arrays."""
     return tuple(field.name for field in fields(kind) if field.name not in INNER)

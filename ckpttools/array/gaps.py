@@ -10,7 +10,7 @@ from ckpttools.array.stored import Gaps
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import listing
 
-_MOST_FAULTS = 3
+_MAX_FAULTS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,9 @@ class MissingChunks:
         number, faults = len(self.arrays), self._faults
         of = f"{self.missing:,} of {self.chunks:,} chunks of {number:,} array{'s' * (number != 1)}"
         are = "cannot be read" if faults else "is missing" if self.missing == 1 else "are missing"
-        more = f" and {len(faults) - _MOST_FAULTS:,} more files" if len(faults) > _MOST_FAULTS else ""
-        told = f" ({'; '.join(faults[:_MOST_FAULTS])}{more})" if faults else ""
-        return f"{of} {are}, such as {self.arrays[0].first}{told}"
+        more = f" and {len(faults) - _MAX_FAULTS:,} more files" if len(faults) > _MAX_FAULTS else ""
+        faults_text = f" ({'; '.join(faults[:_MAX_FAULTS])}{more})" if faults else ""
+        return f"{of} {are}, such as {self.arrays[0].first}{faults_text}"
 
     @property
     def _faults(self) -> tuple[str, ...]:
@@ -58,8 +58,8 @@ def refuse_incomplete(arrays: Iterable[LazyArray], location: str) -> None:
         FormatError, StorageError: Chunks are missing; the class is the one that reading the first such array
             would raise.
     """
-    lacking = missing_chunks(arrays)
-    if lacking is not None:
-        lines = [f"{array.array}: {array.missing:,} of {array.chunks:,} chunks" for array in lacking.arrays]
-        error = lacking.arrays[0].error
-        raise error(lacking.summary + listing(lines), location=location, hint=lacking.hint)
+    missing = missing_chunks(arrays)
+    if missing is not None:
+        lines = [f"{array.array}: {array.missing:,} of {array.chunks:,} chunks" for array in missing.arrays]
+        error = missing.arrays[0].error
+        raise error(missing.summary + listing(lines), location=location, hint=missing.hint)

@@ -180,8 +180,8 @@ class LazyArray(ABC):
             FormatError, StorageError: As for `read_into`.
         """
 
-        chosen = parse_index(self.shape, index)
-        return self.read(chosen.region)[chosen.within]
+        selection = parse_index(self.shape, index)
+        return self.read(selection.region)[selection.within]
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         """Read the full array for `np.asarray(array)`; each call reads again.

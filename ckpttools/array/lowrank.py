@@ -229,13 +229,13 @@ class Plus(ElementwiseCombination):
                 self._read_addend(addend, box, total, scratch)
                 self._add(box, total, values, scratch)
 
-    def _boxes(self, region: Region, apart: Sequence[int]) -> Iterator[Region]:
+    def _boxes(self, region: Region, axes: Sequence[int]) -> Iterator[Region]:
         """Split a region into boxes of one layer or expert each, so that products are large matrices."""
-        if not apart:
+        if not axes:
             yield from split_evenly(region, read_blocks.elements(self._widest))
             return
-        for piece in region.pieces(apart[0], 1):
-            yield from self._boxes(piece, apart[1:])
+        for piece in region.pieces(axes[0], 1):
+            yield from self._boxes(piece, axes[1:])
 
     def _add(self, box: Region, total: np.ndarray, values: np.ndarray, scratch: Scratch) -> None:
         """Compute values += total, block by block."""
@@ -244,13 +244,15 @@ class Plus(ElementwiseCombination):
         block = min(_BLOCK_BYTES // total.itemsize, total.size)
         with (
             scratch.take((block,), total.dtype) as spare,
-            scratch.take((block,), values.dtype) as built,
+            scratch.take((block,), values.dtype) as result,
             np.errstate(over="ignore", invalid="ignore", under="ignore"),
         ):
             for piece in split_evenly(box, block):
                 location, shape, size = piece.relative_to(box), piece.shape, piece.size
                 sums, some = subview(total, location), subview(values, location)
-                self._add_block(sums, some, spare[:size].reshape(shape), built[:size].reshape(shape), scratch)
+                self._add_block(
+                    sums, some, spare[:size].reshape(shape), result[:size].reshape(shape), scratch
+                )
 
     def _read_addend(self, addend: LazyArray, box: Region, total: np.ndarray, scratch: Scratch) -> None:
         if addend.dtype == self._sums:
@@ -259,7 +261,7 @@ class Plus(ElementwiseCombination):
             _read_as(addend, box, total, scratch)
 
     def _add_block(
-        self, sums: np.ndarray, values: np.ndarray, spare: np.ndarray, built: np.ndarray, scratch: Scratch
+        self, sums: np.ndarray, values: np.ndarray, spare: np.ndarray, out: np.ndarray, scratch: Scratch
     ) -> None:
         """Compute values += sums, rounded once; count numbers that become non-finite."""
         import numpy as np
@@ -269,15 +271,15 @@ class Plus(ElementwiseCombination):
         numbers = values.view(self.dtype.numpy)
         if self.dtype.bits >= 32:
             sums += numbers
-            built[...] = sums.view(self.dtype.carrier)
+            out[...] = sums.view(self.dtype.carrier)
         else:
             widen(values, self.dtype, spare)
             sums += spare
-            round_to(self.dtype, sums, built, spare.view(np.uint32))
-        if self.dtype.not_finite_from is not None and not all_finite(built, self.dtype):
-            lost = np.isfinite(numbers) & ~np.isfinite(built.view(self.dtype.numpy))
+            round_to(self.dtype, sums, out, spare.view(np.uint32))
+        if self.dtype.not_finite_from is not None and not all_finite(out, self.dtype):
+            lost = np.isfinite(numbers) & ~np.isfinite(out.view(self.dtype.numpy))
             scratch.tally({"overflowed": int(np.count_nonzero(lost))} if lost.any() else {})
-        values[...] = built
+        values[...] = out
 
     @property
     def _sums(self) -> DType:
@@ -325,28 +327,28 @@ class DoraUpdate(Composite):
 
     def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
         for piece in region.pieces(0, self._rows):
-            whole = piece.replaced(1, 0, self.shape[1])
+            rows = piece.replaced(1, 0, self.shape[1])
             with (
-                scratch.take(whole.shape, FLOAT32.numpy) as matrix,
-                scratch.take(whole.shape, FLOAT32.numpy) as total,
+                scratch.take(rows.shape, FLOAT32.numpy) as matrix,
+                scratch.take(rows.shape, FLOAT32.numpy) as total,
             ):
-                self._read(whole, matrix, total, scratch)
+                self._read(rows, matrix, total, scratch)
                 columns = slice(piece.start[1], piece.stop[1])
                 total -= matrix
                 subview(out, piece.relative_to(region)).view(FLOAT32.numpy)[...] = total[:, columns]
 
-    def _read(self, whole: Region, matrix: np.ndarray, total: np.ndarray, scratch: Scratch) -> None:
+    def _read(self, rows: Region, matrix: np.ndarray, total: np.ndarray, scratch: Scratch) -> None:
         """Read rows of the matrix and the same rows of the other parts."""
         import numpy as np
 
         array, addend, lengths = self.parts
-        _read_as(array, whole, matrix, scratch)
-        _read_as(addend, whole, total, scratch)
+        _read_as(array, rows, matrix, scratch)
+        _read_as(addend, rows, total, scratch)
         with (
-            scratch.take(whole.shape[:1], FLOAT32.numpy) as expected,
+            scratch.take(rows.shape[:1], FLOAT32.numpy) as expected,
             np.errstate(over="ignore", invalid="ignore", divide="ignore"),
         ):
-            _read_as(lengths, whole.without(1), expected, scratch)
+            _read_as(lengths, rows.without(1), expected, scratch)
             total += matrix
             present = [np.sqrt(np.dot(row, row)) for row in (item.astype(np.float64) for item in total)]
             total *= (expected / np.array(present, np.float64)).astype(np.float32)[:, None]
@@ -368,8 +370,8 @@ class DoraUpdate(Composite):
 
     def read_cost(self, region: Region) -> ReadCost:
         array, addend, lengths = self.parts
-        whole = region.replaced(1, 0, self.shape[1])
-        return array.read_cost(whole) + addend.read_cost(whole) + lengths.read_cost(whole.without(1))
+        rows = region.replaced(1, 0, self.shape[1])
+        return array.read_cost(rows) + addend.read_cost(rows) + lengths.read_cost(rows.without(1))
 
     @property
     def read_kind(self) -> Hashable:
@@ -425,19 +427,23 @@ def _multiply_scaled(
         others = right[:, first : first + columns]
         for start in range(0, rows, step):
             some = left[start : start + step]
-            built = tile[: len(some) * others.shape[1]].reshape(len(some), -1)
-            _multiply(some, others, built)
+            result = tile[: len(some) * others.shape[1]].reshape(len(some), -1)
+            _multiply(some, others, result)
             if scale != 1:
-                built *= scale
-            np.copyto(out[start : start + step, first : first + columns], built, casting="same_kind")
+                result *= scale
+            np.copyto(out[start : start + step, first : first + columns], result, casting="same_kind")
 
 
 def _multiply(left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:
     """Compute out = left @ right in batches of a few rows; all but the last rows take one call."""
     import numpy as np
 
-    whole = len(left) // _TILE_ROWS * _TILE_ROWS
-    few = (whole // _TILE_ROWS, _TILE_ROWS)
-    np.matmul(left[:whole].reshape(*few, left.shape[1]), right, out=out[:whole].reshape(*few, right.shape[1]))
-    if whole < len(left):
-        np.matmul(left[whole:], right, out=out[whole:])
+    full_rows = len(left) // _TILE_ROWS * _TILE_ROWS
+    few = (full_rows // _TILE_ROWS, _TILE_ROWS)
+    np.matmul(
+        left[:full_rows].reshape(*few, left.shape[1]),
+        right,
+        out=out[:full_rows].reshape(*few, right.shape[1]),
+    )
+    if full_rows < len(left):
+        np.matmul(left[full_rows:], right, out=out[full_rows:])

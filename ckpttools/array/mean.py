@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from ckpttools.array.scratch import Scratch
 
-_WIDE = DTYPES["float64"]
+_WIDE_DTYPE = DTYPES["float64"]
 # The largest exponent of a power of two whose inverse is a float32 number.
-_MOST_EXPONENT = 100
+_MAX_EXPONENT = 100
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -44,23 +44,23 @@ class Mean(ElementwiseCombination):
     def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
         # Elements processed at a time: large enough that workers rarely compete for the interpreter lock,
         # which every numpy call takes.
-        for block in split_evenly(region, read_blocks.elements(_WIDE.itemsize)):
+        for block in split_evenly(region, read_blocks.elements(_WIDE_DTYPE.itemsize)):
             target = subview(out, block.relative_to(region))
             if target.flags.c_contiguous:
                 self._make(block, target.view(self.dtype.numpy), scratch)
                 continue
-            with scratch.take(block.shape, self.dtype.numpy) as built:
-                self._make(block, built, scratch)
-                target[...] = built.view(self.dtype.carrier)
+            with scratch.take(block.shape, self.dtype.numpy) as result:
+                self._make(block, result, scratch)
+                target[...] = result.view(self.dtype.carrier)
 
-    def _make(self, block: Region, built: np.ndarray, scratch: Scratch) -> None:
-        self._sum(block, built, scratch, self.weights)
-        if not _divide(built.reshape(-1), self.total):
-            self._replace_nonfinite(block, built, scratch)
+    def _make(self, block: Region, out: np.ndarray, scratch: Scratch) -> None:
+        self._sum(block, out, scratch, self.weights)
+        if not _divide(out.reshape(-1), self.total):
+            self._replace_nonfinite(block, out, scratch)
 
-    def _sum(self, block: Region, built: np.ndarray, scratch: Scratch, weights: Sequence[float]) -> None:
+    def _sum(self, block: Region, out: np.ndarray, scratch: Scratch, weights: Sequence[float]) -> None:
         """Compute the weighted sum of a block."""
-        flat = built.reshape(-1)
+        flat = out.reshape(-1)
         with scratch.take(flat.shape, flat.dtype) as spare:
             for location, (part, weight) in enumerate(zip(self.parts, weights, strict=True)):
                 with scratch.take(block.shape, part.dtype.carrier) as read:
@@ -68,7 +68,7 @@ class Mean(ElementwiseCombination):
                     values = read.view(part.dtype.numpy).reshape(-1)
                     _add(flat, values, weight, None if location == 0 else spare)
 
-    def _replace_nonfinite(self, block: Region, built: np.ndarray, scratch: Scratch) -> None:
+    def _replace_nonfinite(self, block: Region, out: np.ndarray, scratch: Scratch) -> None:
         """Recompute non-finite elements in float64, with weights that sum to at most 1.
 
         Weights and total are divided by the same power of two, so sums do not overflow and keep every digit.
@@ -80,7 +80,10 @@ class Mean(ElementwiseCombination):
         scale = max(0, frexp(largest_weight)[1] + len(self.weights).bit_length())
         weights = [ldexp(weight, -scale) for weight in self.weights]
         total = ldexp(self.total, -scale)
-        with scratch.take(block.shape, _WIDE.numpy) as wide, np.errstate(over="ignore", invalid="ignore"):
+        with (
+            scratch.take(block.shape, _WIDE_DTYPE.numpy) as wide,
+            np.errstate(over="ignore", invalid="ignore"),
+        ):
             self._sum(block, wide, scratch, weights)
             is_finite = np.isfinite(wide)
             _divide(wide.reshape(-1), total)
@@ -89,12 +92,14 @@ class Mean(ElementwiseCombination):
                 largest = np.copysign(np.finfo(np.float64).max, wide)
                 np.copyto(wide, largest, where=is_finite & np.isinf(wide))
             np.copyto(wide, np.nan, where=np.isnan(wide))
-            np.copyto(built, wide, where=~np.isfinite(built), casting="same_kind")
+            np.copyto(out, wide, where=~np.isfinite(out), casting="same_kind")
 
     @property
     def scratch_bytes(self) -> int:
         widest = max(part.dtype.itemsize for part in self.parts)
-        own = 3 * read_blocks.scratch(self.size * _WIDE.itemsize) + read_blocks.scratch(self.size * widest)
+        own = 3 * read_blocks.scratch(self.size * _WIDE_DTYPE.itemsize) + read_blocks.scratch(
+            self.size * widest
+        )
         return own + max(part.scratch_bytes for part in self.parts)
 
     @property
@@ -128,7 +133,7 @@ def _divide(total: np.ndarray, divisor: float) -> bool:
     import numpy as np
 
     mantissa, exponent = frexp(divisor)
-    is_power = mantissa == 0.5 and exponent != 1 and abs(exponent) < _MOST_EXPONENT
+    is_power = mantissa == 0.5 and exponent != 1 and abs(exponent) < _MAX_EXPONENT
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         if is_power:
             # Multiplying gives the same bits in a third of the time.
@@ -142,7 +147,9 @@ def _divide(total: np.ndarray, divisor: float) -> bool:
         return bool(np.isfinite(total.max()) and np.isfinite(total.min()))
 
 
-def mean(parts: Sequence[LazyArray], weights: Sequence[float], total: float, dtype: DType = _WIDE) -> Mean:
+def mean(
+    parts: Sequence[LazyArray], weights: Sequence[float], total: float, dtype: DType = _WIDE_DTYPE
+) -> Mean:
     """Return the weighted sum of `parts` divided by `total`, as `dtype`: float32 or float64.
 
     Raises:
@@ -150,6 +157,8 @@ def mean(parts: Sequence[LazyArray], weights: Sequence[float], total: float, dty
     """
     shapes = {part.shape for part in parts}
     if len(shapes) != 1 or not all(part.dtype.is_float for part in parts):
-        listed = ", ".join(sorted({f"{part.dtype}{list(part.shape)}" for part in parts}))
-        raise ShapeError("only floating-point arrays of the same shape can be averaged", got=listed or "none")
+        types_text = ", ".join(sorted({f"{part.dtype}{list(part.shape)}" for part in parts}))
+        raise ShapeError(
+            "only floating-point arrays of the same shape can be averaged", got=types_text or "none"
+        )
     return Mean(parts[0].shape, dtype, tuple(parts), tuple(map(float, weights)), float(total))

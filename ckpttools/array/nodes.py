@@ -100,10 +100,10 @@ def stack(parts: Sequence[LazyArray], axis: int) -> Stack:
     """
     kinds = {(part.shape, part.dtype) for part in parts}
     if len(kinds) != 1:
-        listed = ", ".join(sorted(f"{dtype}{list(shape)}" for shape, dtype in kinds))
+        types_text = ", ".join(sorted(f"{dtype}{list(shape)}" for shape, dtype in kinds))
         raise ShapeError(
             "only arrays of the same shape and dtype can be stacked",
-            got=listed or "none",
+            got=types_text or "none",
             hint=f"if only dtypes differ, cast them with {option('dtype')}",
         )
     ((inner, dtype),) = kinds
@@ -185,9 +185,9 @@ class Elementwise(Regionwise):
         for block in split_evenly(region, read_blocks.elements(dtype.itemsize)):
             with scratch.take(block.shape, dtype.carrier) as buffer:
                 self.source.read_into(block, buffer, scratch)
-                told = self.op.apply(buffer, subview(out, block.relative_to(region)), dtype)
-                if told:
-                    scratch.tally(told)
+                counts = self.op.apply(buffer, subview(out, block.relative_to(region)), dtype)
+                if counts:
+                    scratch.tally(counts)
 
     @property
     def scratch_bytes(self) -> int:
@@ -241,12 +241,12 @@ def rebuild_arrays(
     arrays: Mapping[Key, LazyArray], renew: Callable[[LazyArray], LazyArray]
 ) -> dict[Key, LazyArray]:
     """Rebuild arrays, replacing each array without sources by the result of `renew`."""
-    built: dict[int, LazyArray] = {}
+    result: dict[int, LazyArray] = {}
 
     def of(array: LazyArray) -> LazyArray:
-        if id(array) not in built:
-            built[id(array)] = again(array)
-        return built[id(array)]
+        if id(array) not in result:
+            result[id(array)] = again(array)
+        return result[id(array)]
 
     def again(array: LazyArray) -> LazyArray:
         if isinstance(array, Derived):
@@ -475,8 +475,8 @@ class Concat(Composite):
         return ("concat", self.axis, tuple((part.shape, part.read_kind) for part in self.parts))
 
     def first_byte(self, region: Region) -> tuple[str, int]:
-        met = next(self._overlapping_parts(region), None)
-        return ("", 0) if met is None else met[0].first_byte(met[1])
+        overlap = next(self._overlapping_parts(region), None)
+        return ("", 0) if overlap is None else overlap[0].first_byte(overlap[1])
 
 
 def concat(parts: Sequence[LazyArray], axis: int) -> LazyArray:
@@ -487,8 +487,10 @@ def concat(parts: Sequence[LazyArray], axis: int) -> LazyArray:
     """
     kinds = {(part.dtype, part.shape[:axis], part.shape[axis + 1 :]) for part in parts}
     if len(kinds) != 1:
-        listed = ", ".join(sorted(f"{part.dtype}{list(part.shape)}" for part in parts))
-        raise ShapeError("only arrays that differ in a single axis can be concatenated", got=listed or "none")
+        types_text = ", ".join(sorted(f"{part.dtype}{list(part.shape)}" for part in parts))
+        raise ShapeError(
+            "only arrays that differ in a single axis can be concatenated", got=types_text or "none"
+        )
     if len(parts) == 1:
         return parts[0]
     ((dtype, before, behind),) = kinds
@@ -538,8 +540,8 @@ class SeededNoise(Unstored):
             numbers ^= numbers >> np.uint64(31)
         parts = numbers.reshape(-1).view(np.uint16).reshape(-1, 4)
         sums = parts.sum(axis=1, dtype=np.int32) - np.int32(_MEAN)
-        built: np.ndarray = sums.astype(np.float32) * np.float32(self.scale / _DEVIATION)
-        return built.reshape(region.shape)
+        result: np.ndarray = sums.astype(np.float32) * np.float32(self.scale / _DEVIATION)
+        return result.reshape(region.shape)
 
     @property
     def scratch_bytes(self) -> int:

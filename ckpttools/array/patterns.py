@@ -37,11 +37,11 @@ def prefixes(name: str, separator: str) -> list[str]:
     return result
 
 
-def matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
+def match_names(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
     """Return the names that match a pattern; fast even for thousands of patterns without wildcards."""
     literal = {*patterns}
-    wild = tuple(sorted(filter(_is_wild, literal)))
-    matches = _any_of(wild).match if wild else lambda name: None
+    wild = tuple(sorted(filter(_has_wildcards, literal)))
+    matches = _join_patterns(wild).match if wild else lambda name: None
     return [name for name in names if name in literal or matches(name)]
 
 
@@ -50,12 +50,12 @@ def _literal(name: str) -> str:
     return re.sub(r"[*?[]", r"[\g<0>]", name)
 
 
-def _is_wild(pattern: str) -> bool:
+def _has_wildcards(pattern: str) -> bool:
     return not {"*", "?", "["}.isdisjoint(pattern)
 
 
 @lru_cache
-def _any_of(patterns: tuple[str, ...]) -> re.Pattern[str]:
+def _join_patterns(patterns: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile("|".join(map(translate, patterns)))
 
 
@@ -73,7 +73,7 @@ def expand_branches(patterns: Iterable[str], names: Iterable[str]) -> tuple[str,
     above = {prefix for name in known for prefix in prefixes(name, ".")[1:]}
 
     def is_of(pattern: str, some: set[str]) -> bool:
-        return pattern in some or (_is_wild(pattern) and bool(matching(some, [pattern])))
+        return pattern in some or (_has_wildcards(pattern) and bool(match_names(some, [pattern])))
 
     # Brackets in a copied name are not glob syntax.
     return tuple(
@@ -87,7 +87,7 @@ def expand_branches(patterns: Iterable[str], names: Iterable[str]) -> tuple[str,
 _Item = TypeVar("_Item")
 
 
-def filtered(
+def filter_items(
     items: Iterable[_Item], name: Callable[[_Item], str], pattern: str, *, or_none: bool = False
 ) -> tuple[_Item, ...]:
     """Return the items whose names match.

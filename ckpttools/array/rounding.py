@@ -61,13 +61,13 @@ def round_to(dtype: DType, numbers: np.ndarray, out: np.ndarray, spare: np.ndarr
     else:
         # Add half a unit in the last place minus one bit, plus one bit if the last place is odd.
         bits = numbers.view(np.uint32)
-        built = np.right_shift(
+        result = np.right_shift(
             bits, 16, out=reusable_buffer(bits.shape, bits.dtype) if spare is None else spare
         )
-        np.bitwise_and(built, 1, out=built)
-        np.add(built, 0x7FFF, out=built)
-        np.add(built, bits, out=built)
-        np.copyto(out, np.right_shift(built, 16, out=built), casting="unsafe")
+        np.bitwise_and(result, 1, out=result)
+        np.add(result, 0x7FFF, out=result)
+        np.add(result, bits, out=result)
+        np.copyto(out, np.right_shift(result, 16, out=result), casting="unsafe")
 
 
 def is_only_reference() -> bool:
@@ -75,8 +75,8 @@ def is_only_reference() -> bool:
     return active_count() == 1
 
 
-_KEPT = local()
-_MOST_KEPT = 1 << 20
+_BUFFERS = local()
+_MAX_BUFFER_BYTES = 1 << 20
 
 
 def reusable_buffer(shape: Sequence[int], dtype: np.dtype[np.generic]) -> np.ndarray:
@@ -87,9 +87,9 @@ def reusable_buffer(shape: Sequence[int], dtype: np.dtype[np.generic]) -> np.nda
     import numpy as np
 
     nbytes = prod(shape) * dtype.itemsize
-    if nbytes > _MOST_KEPT:
+    if nbytes > _MAX_BUFFER_BYTES:
         return np.empty(shape, dtype)
-    if not hasattr(_KEPT, "spare"):
-        _KEPT.spare = np.empty(_MOST_KEPT, np.uint8)
-    built: np.ndarray = _KEPT.spare[:nbytes].view(dtype).reshape(shape)
-    return built
+    if not hasattr(_BUFFERS, "spare"):
+        _BUFFERS.spare = np.empty(_MAX_BUFFER_BYTES, np.uint8)
+    result: np.ndarray = _BUFFERS.spare[:nbytes].view(dtype).reshape(shape)
+    return result

@@ -38,9 +38,9 @@ class Scratch:
     def nbytes(self) -> int:
         return self._block.nbytes
 
-    def tally(self, told: Mapping[str, float]) -> None:
+    def tally(self, counts: Mapping[str, float]) -> None:
         """Add counts to the tally, as `ckpttools.core.tally` does."""
-        add_counts(self.counts, told)
+        add_counts(self.counts, counts)
 
     def take_counts(self) -> Mapping[str, float]:
         """Return the counts since the last call, and reset them."""

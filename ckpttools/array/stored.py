@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 # a large matrix, the gap after each element is 16 KiB or more. Remote sources declare their `gap`: the bytes
 # that they send in the time of one request. Larger gaps are not fetched to save a request.
 _SHORT_RUN = 16 * 1024
-_MOST_GROWTH = 16
+_MAX_GROWTH = 16
 # Packed elements that are unpacked at a time. The temporary bits, outside the scratch memory, take a few
 # times as many bytes.
 _PACKED_BLOCK = 1 << 16
@@ -70,7 +70,7 @@ class Stored(LazyArray):
         if self._is_packed:
             self._read_packed(region, out, scratch)
             return
-        fetched = _fetched_region(self.shape, region, self.dtype.itemsize, self._short_run)
+        fetched = _fetch_region(self.shape, region, self.dtype.itemsize, self._short_run)
         if fetched == region and out.flags.c_contiguous:
             self._read_contiguous(region, out)
             return
@@ -98,11 +98,11 @@ class Stored(LazyArray):
             with scratch.take((block.size,), self.dtype.carrier) as part:
                 done = 0
                 for start, length in contiguous_runs(self.shape, block):
-                    part[done : done + length] = self._unpacked(start, length)
+                    part[done : done + length] = self._unpack(start, length)
                     done += length
                 out[block.relative_to(region).slices] = part.reshape(block.shape)
 
-    def _unpacked(self, start: int, length: int) -> np.ndarray:
+    def _unpack(self, start: int, length: int) -> np.ndarray:
         import numpy as np
 
         bits = self.dtype.bits
@@ -148,14 +148,14 @@ class Stored(LazyArray):
         return self.source.path, self.offset + start * self.stored_bits // 8
 
 
-def _fetched_region(shape: Shape, region: Region, itemsize: int, short_run: int = _SHORT_RUN) -> Region:
+def _fetch_region(shape: Shape, region: Region, itemsize: int, short_run: int = _SHORT_RUN) -> Region:
     """Extend inner axes to their full length if runs are short, to do few long reads and cut in memory."""
     runs = count_runs(shape, region)
     if runs <= 1:
         return region
     nbytes = region.size * itemsize
     limit = (
-        max(_MOST_GROWTH * nbytes, short_run * runs) if short_run <= _SHORT_RUN else nbytes + short_run * runs
+        max(_MAX_GROWTH * nbytes, short_run * runs) if short_run <= _SHORT_RUN else nbytes + short_run * runs
     )
     wide, inner = region, itemsize
     for axis in reversed(range(region.rank)):
@@ -171,7 +171,7 @@ def _fetched_region(shape: Shape, region: Region, itemsize: int, short_run: int 
 
 def _cost(shape: Shape, region: Region, itemsize: int, short_run: int = _SHORT_RUN) -> ReadCost:
     """Return the read cost of a region of a contiguous array."""
-    fetched = _fetched_region(shape, region, itemsize, short_run)
+    fetched = _fetch_region(shape, region, itemsize, short_run)
     return ReadCost(fetched.size * itemsize, count_runs(shape, fetched))
 
 
@@ -343,16 +343,16 @@ class Decoded(LazyArray):
         return self.encoded.source.path, self.encoded.offset + ahead
 
 
-_OF_PYTHON: Mapping[type, str] = {bool: "bool", int: "int64", float: "float64"}
+_PYTHON_DTYPES: Mapping[type, str] = {bool: "bool", int: "int64", float: "float64"}
 
 
 def number_array(value: object) -> Constant | None:
     """Convert a Python number to an array; return None for other types and for integers out of range."""
     import numpy as np
 
-    if type(value) not in _OF_PYTHON:
+    if type(value) not in _PYTHON_DTYPES:
         return None
-    dtype = DTYPES[_OF_PYTHON[type(value)]]
+    dtype = DTYPES[_PYTHON_DTYPES[type(value)]]
     try:
         return Constant((), dtype, np.asarray(value, dtype.numpy).tobytes())
     except OverflowError:

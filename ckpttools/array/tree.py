@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import FormatError, NoSuchPathError, UsageError, listing, near_names
+from ckpttools.core.errors import FormatError, NoSuchPathError, UsageError, listing, similar_names
 from ckpttools.core.message_terms import action
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count
@@ -170,7 +170,7 @@ class Tree(Mapping[Path, Leaf]):
             hint = f"glob({name!r}) returns the tree of those"
         else:
             # A name without its prefix is more likely than a misspelled one.
-            near = [item for item in known if item.endswith((f"/{name}", f".{name}"))][:3] or near_names(
+            near = [item for item in known if item.endswith((f"/{name}", f".{name}"))][:3] or similar_names(
                 name, known
             )
             message, hint = "no array has this name", f"did you mean {' or '.join(near)}?" if near else ""
@@ -193,12 +193,12 @@ class Tree(Mapping[Path, Leaf]):
 
     def head(self) -> str:
         """Return a one-line summary: the format, the location, and the number of leaves and bytes."""
-        what = " ".join(filter(None, (self.metadata.format, self.metadata.location)))
+        text = " ".join(filter(None, (self.metadata.format, self.metadata.location)))
         others = len(self) - len(self.arrays)
         counts = array_count(self.arrays)
         if others:
             counts += f" and {others:,} other {'leaf' if others == 1 else 'leaves'}"
-        return f"Tree{f' of {what}' if what else ''}: {counts}, {self.nbytes:,} bytes"
+        return f"Tree{f' of {text}' if text else ''}: {counts}, {self.nbytes:,} bytes"
 
     def _repr_html_(self) -> str:
         from ckpttools.array.tree_html import tree_html
@@ -287,12 +287,12 @@ def _sequences(node: Any, path: Path) -> Any:
         return _value(node)
     if not node:
         return node
-    built = {key: _sequences(value, (*path, key)) for key, value in node.items()}
-    if not all(isinstance(key, int) for key in built):
-        return built
-    if sorted(built) != list(range(len(built))):
-        raise FormatError("a sequence has gaps", location=keystr(path), got=sorted(built))
-    return [built[k] for k in range(len(built))]
+    result = {key: _sequences(value, (*path, key)) for key, value in node.items()}
+    if not all(isinstance(key, int) for key in result):
+        return result
+    if sorted(result) != list(range(len(result))):
+        raise FormatError("a sequence has gaps", location=keystr(path), got=sorted(result))
+    return [result[k] for k in range(len(result))]
 
 
 def keystr(path: Path) -> str:
@@ -367,7 +367,7 @@ def _register(kind: type[Tree]) -> None:
 
     def unflatten(keys: tuple[Any, ...], children: Any) -> Any:
         """Return a dictionary rather than a tree, because the values may not be lazy arrays."""
-        built = list(children)
-        return dict(zip(keys, built, strict=True)) if keys or not built else built[0]
+        result = list(children)
+        return dict(zip(keys, result, strict=True)) if keys or not result else result[0]
 
     tree_util.register_pytree_with_keys(kind, flatten_with_keys, unflatten)

@@ -53,10 +53,13 @@ def tree_html(tree: Tree) -> str:
         parts = str(path[0]).split(".") if is_flat else [*map(str, path)]
         _insert(root, [*parts[:_MAX_DEPTH], *filter(None, [".".join(parts[_MAX_DEPTH:])])], leaf)
     lines = list(_lines(root, "." if is_flat else "/", _Signatures(), is_open=True))
-    shown = lines[:MAX_LINES]
+    visible_lines = lines[:MAX_LINES]
     if len(lines) > MAX_LINES:
-        shown += ["</div></details>" * _depth(shown), f"<div>… {len(lines) - MAX_LINES:,} more lines</div>"]
-    return f"<div>{text_html(tree.head())}</div>{''.join(shown)}"
+        visible_lines += [
+            "</div></details>" * _depth(visible_lines),
+            f"<div>… {len(lines) - MAX_LINES:,} more lines</div>",
+        ]
+    return f"<div>{text_html(tree.head())}</div>{''.join(visible_lines)}"
 
 
 def _insert(root: _Node, parts: list[str], leaf: Leaf) -> None:
@@ -87,8 +90,8 @@ def _lines(
             yield f"<div {_INDENT}>{text_html(label)} {_FAINT}{_describe(child, count)}</span></div>"
             continue
         arrays, nbytes = _total(child)
-        what = f"{array_count(range(count * arrays))}, {format_disk(count * nbytes)}"
-        summary = f"<summary>{text_html(label)} {_FAINT}{what}</span></summary>"
+        text = f"{array_count(range(count * arrays))}, {format_disk(count * nbytes)}"
+        summary = f"<summary>{text_html(label)} {_FAINT}{text}</span></summary>"
         yield f"<details{' open' * (is_open and len(groups) <= _OPEN_LINES)} {_INDENT}>{summary}<div>"
         yield from _lines(child, separator, signatures, is_open=is_open and len(groups) == 1)
         yield "</div></details>"

@@ -19,9 +19,9 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
     names = ", ".join((ADAPTER, *weights))
     folder = quote(model.location)
     if weights:
-        why = "if it was merged into this model, transformers applies it a second time"
+        reason = "if it was merged into this model, transformers applies it a second time"
     else:
-        why = f"transformers looks for {WEIGHTS_STEM}.safetensors and cannot load the model"
+        reason = f"transformers looks for {WEIGHTS_STEM}.safetensors and cannot load the model"
     command = f"mkdir {folder}/adapter && mv {' '.join(f'{folder}/{name}' for name in (ADAPTER, *weights))} "
     command += f"{folder}/adapter/"
     yield ModelFinding(
@@ -29,7 +29,7 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
         CHECK.name,
         model.path(ADAPTER),
         f"adapter files next to a complete model: {names}",
-        f"{why}; conversions of this model leave them out",
+        f"{reason}; conversions of this model leave them out",
         f"move them to a separate directory: {command}",
         command=command,
     )

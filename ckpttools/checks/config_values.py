@@ -7,7 +7,7 @@ from math import isfinite
 from typing import Any
 
 from ckpttools.checks.base import ModelCheck, ModelDirectory, ModelFinding
-from ckpttools.core.errors import near_names
+from ckpttools.core.errors import similar_names
 from ckpttools.core.message_terms import option
 from ckpttools.core.text import sample_names
 from ckpttools.formats.sidecar_files import CONFIG
@@ -85,7 +85,7 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
     if model.config is None:
         return
     yield from _integers(model)
-    yield from _numbers(model)
+    yield from _invalid_number_findings(model)
     yield from _rope_types(model)
     yield from _activations(model)
     yield from _layer_types(model)
@@ -110,8 +110,8 @@ def _integers(model: ModelDirectory) -> Iterator[ModelFinding]:
             )
 
 
-def _numbers(model: ModelDirectory) -> Iterator[ModelFinding]:
-    for prefix, part in _parts_with_numbers(model.config or {}):
+def _invalid_number_findings(model: ModelDirectory) -> Iterator[ModelFinding]:
+    for prefix, part in _numeric_parts(model.config or {}):
         for name, is_positive in _NUMBERS.items():
             if name not in part or (part[name] is None and name in _MAY_BE_NULL):
                 continue
@@ -131,7 +131,7 @@ def _numbers(model: ModelDirectory) -> Iterator[ModelFinding]:
             )
 
 
-def _parts_with_numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _numeric_parts(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the parts of a configuration with their prefixes, including those of the rotary embedding."""
     for prefix, part in config_parts(config):
         yield prefix, part
@@ -147,13 +147,13 @@ def _rope_types(model: ModelDirectory) -> Iterator[ModelFinding]:
     """Report unknown rotary embedding types, and known types that lack a field."""
     if (model.config or {}).get("auto_map"):
         return
-    for prefix, part in _parts_with_numbers(model.config or {}):
+    for prefix, part in _numeric_parts(model.config or {}):
         kind = part.get("rope_type", part.get("type"))
         if not any(f"{name}." in prefix for name in _ROPE_PARTS) or not isinstance(kind, str):
             continue
         missing = [name for name in _ROPE_FIELDS.get(kind, ()) if part.get(name) is None]
         # Models have their own types, such as "axial", so only a misspelled name is reported.
-        if not missing and (kind in _ROPE_FIELDS or not near_names(kind, _ROPE_FIELDS, 1)):
+        if not missing and (kind in _ROPE_FIELDS or not similar_names(kind, _ROPE_FIELDS, 1)):
             continue
         is_known_kind = kind in _ROPE_FIELDS
         yield ModelFinding(
@@ -195,8 +195,8 @@ def _layer_types(model: ModelDirectory) -> Iterator[ModelFinding]:
     for prefix, part in config_parts(model.config or {}):
         for name, known in _LAYER_TYPES.items():
             entries = part.get(name)
-            listed = entries if isinstance(entries, list) else []
-            unknown = {str(entry) for entry in listed} - known
+            layer_types = entries if isinstance(entries, list) else []
+            unknown = {str(entry) for entry in layer_types} - known
             if unknown and not (model.config or {}).get("auto_map"):
                 yield ModelFinding(
                     "warning",
@@ -221,13 +221,13 @@ def _model_type(model: ModelDirectory) -> Iterator[ModelFinding]:
     if not isinstance(kind, str):
         # Configurations of other libraries have neither a model type nor architectures.
         if names or config.get("architectures"):
-            what = "no model_type" if kind is None else f"model_type is {kind!r}"
+            problem = "no model_type" if kind is None else f"model_type is {kind!r}"
             named = f", or {_family_hint(names)}" if names else ""
             yield ModelFinding(
                 "error",
                 CHECK.name,
                 model.path(CONFIG),
-                what,
+                problem,
                 "transformers and conversions to MaxText do not know which model it is",
                 f"write model_type into {CONFIG}{named}",
                 expected="a string such as llama",

@@ -24,7 +24,7 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
         return
     if has_adapter(tree) or view_of(tree).is_maxtext:
         return
-    error = _refusal(tree)
+    error = _conversion_error(tree)
     if error is None or _is_only_tied_head(error, model):
         return
     if owned_name_test(config) is None:
@@ -100,17 +100,17 @@ def _level(error: CheckpointError, tree: Tree) -> Level:
     return "warning" if isinstance(error, ConfigError | ShapeError) else "info"
 
 
-def _refusal(tree: Tree) -> CheckpointError | None:
+def _conversion_error(tree: Tree) -> CheckpointError | None:
     """Return the error that a conversion would raise, or None."""
-    refusal = _refusal_with(tree, ToMaxText())
+    refusal = _conversion_error_with(tree, ToMaxText())
     # If MaxText cannot scan the layers, the model itself is not at fault unless the layers differ.
     if refusal is None or isinstance(refusal, CoverageError):
         return refusal
-    unscanned = _refusal_with(tree, ToMaxText(scan=False))
+    unscanned = _conversion_error_with(tree, ToMaxText(scan=False))
     return refusal if unscanned is None and isinstance(refusal, ShapeError) else unscanned
 
 
-def _refusal_with(tree: Tree, options: ToMaxText) -> CheckpointError | None:
+def _conversion_error_with(tree: Tree, options: ToMaxText) -> CheckpointError | None:
     try:
         to_maxtext(tree, options)
     except CheckpointError as error:

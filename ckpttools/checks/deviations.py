@@ -36,8 +36,8 @@ def _deviations(model: ModelDirectory) -> list[Discrepancy]:
     with suppress(CheckpointError):
         tree = open_tree(location.parent, ReadOptions())
         if view_of(tree).is_maxtext:
-            seen = observe_model(tree, None, None)
-            return list(deviations(seen.family, seen.facts))
+            observed = observe_model(tree, None, None)
+            return list(deviations(observed.family, observed.facts))
     return []
 
 

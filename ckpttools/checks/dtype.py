@@ -20,13 +20,13 @@ _FIELDS = ("dtype", "torch_dtype")
 def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
     if model.config is None or not model.is_complete_model:
         return
-    declared = [
+    values = [
         (field, value)
         for field in _FIELDS
         if isinstance(value := model.text_config.get(field, model.config.get(field)), str)
     ]
-    main = _main_dtype(model) if declared else None
-    differing = [item for item in declared if main is not None and _dtype_name(item[1]) != main]
+    main = _main_dtype(model) if values else None
+    differing = [item for item in values if main is not None and _dtype_name(item[1]) != main]
     # The weights of a quantized model have another dtype than the computation.
     if not differing or model.quantized.declared or model.quantized.candidates:
         return
@@ -61,15 +61,15 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
     )
 
 
-def _dtype_name(declared: str) -> str:
-    return parse_dtype(declared).name if _is_dtype(declared) else declared
+def _dtype_name(name: str) -> str:
+    return parse_dtype(name).name if _is_dtype(name) else name
 
 
-def _is_dtype(declared: str) -> bool:
+def _is_dtype(name: str) -> bool:
     # transformers uses the dtype of the weights for "auto".
     with suppress(CheckpointError):
-        return bool(parse_dtype(declared))
-    return declared == "auto"
+        return bool(parse_dtype(name))
+    return name == "auto"
 
 
 def _main_dtype(model: ModelDirectory) -> str | None:

@@ -15,7 +15,7 @@ _GENERATION, _SETTINGS = "generation_config.json", "tokenizer_config.json"
 # Token files of a tokenizer without `tokenizer.json`.
 _SLOW = ("vocab.json", "added_tokens.json")
 _IDS = ("eos_token_id", "bos_token_id", "pad_token_id")
-_WHY = "transformers, vLLM and others end a text at these tokens"
+_REASON = "transformers, vLLM and others end a text at these tokens"
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
     settings = model.json(_GENERATION)
     if settings is None:
         return
-    yield from _beyond_vocabulary(model, settings)
+    yield from _out_of_range_findings(model, settings)
     # Parsing a tokenizer of 33 MB takes a quarter of a second.
     tokens = _tokens(model) if model.is_examined else None
     if tokens is not None:
-        yield from _unlike_tokenizer(model, settings, tokens)
+        yield from _mismatched_token_findings(model, settings, tokens)
 
 
 def _check_config(model: ModelDirectory) -> Iterator[ModelFinding]:
@@ -56,14 +56,14 @@ def _check_config(model: ModelDirectory) -> Iterator[ModelFinding]:
             CHECK.name,
             model.path(CONFIG),
             f"{name} {token}, and {CONFIG} has vocab_size {rows}",
-            f"this token does not exist; without {_GENERATION}, {_WHY}",
+            f"this token does not exist; without {_GENERATION}, {_REASON}",
             f"correct {name}",
             expected=f"ids below {rows}",
             got=str(token),
         )
 
 
-def _beyond_vocabulary(model: ModelDirectory, settings: Mapping[str, Any]) -> Iterator[ModelFinding]:
+def _out_of_range_findings(model: ModelDirectory, settings: Mapping[str, Any]) -> Iterator[ModelFinding]:
     for name, token, rows in _ids_beyond(model, settings):
         yield ModelFinding(
             "error",
@@ -91,7 +91,7 @@ def _ids(value: Any) -> list[int]:
     return [item for item in (value if isinstance(value, list) else [value]) if type(item) is int]
 
 
-def _unlike_tokenizer(
+def _mismatched_token_findings(
     model: ModelDirectory, settings: Mapping[str, Any], tokens: _Tokens
 ) -> Iterator[ModelFinding]:
     """Report end-of-text tokens that have another ID in the tokenizer or do not exist there."""
@@ -103,7 +103,7 @@ def _unlike_tokenizer(
             CHECK.name,
             model.path(_GENERATION),
             f"eos_token_id {unknown[0]}, and the tokenizer has no token of this id",
-            _WHY,
+            _REASON,
             "correct eos_token_id, or copy the tokenizer that the model was trained with",
         )
     if ends and tokens.end_id is not None and tokens.end_id not in ends:
@@ -113,7 +113,7 @@ def _unlike_tokenizer(
             model.path(_GENERATION),
             f"eos_token_id {', '.join(map(str, ends))}, and the tokenizer's eos_token {tokens.end!r} is "
             f"{tokens.end_id}",
-            f"texts do not end where the tokenizer's do; {_WHY}",
+            f"texts do not end where the tokenizer's do; {_REASON}",
             f"add {tokens.end_id} to eos_token_id",
         )
 

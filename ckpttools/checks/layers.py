@@ -25,7 +25,7 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
         return
     missing = _gaps(present, count)
     if missing:
-        yield _missing(model, count, present, missing)
+        yield _missing_layers_finding(model, count, present, missing)
     extra = {number for number in present if number >= count + prediction_layers(model.text_config)}
     if extra:
         yield ModelFinding(
@@ -33,7 +33,7 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
             CHECK.name,
             model.location,
             f"{_COUNT} in {CONFIG} is {count}, but there are weights for "
-            f"{_listed(format_ranges(extra), len(extra))}",
+            f"{_format_layers(format_ranges(extra), len(extra))}",
             "every loader ignores them, and the model computes as a smaller one",
             f"fetch {CONFIG} again: it belongs to another model",
         )
@@ -49,7 +49,7 @@ def _gaps(present: Collection[int], count: int) -> list[tuple[int, int]]:
     return [(below + 1, above - 1) for below, above in pairwise(edges) if above - below > 1]
 
 
-def _missing(
+def _missing_layers_finding(
     model: ModelDirectory, count: int, present: Collection[int], missing: Sequence[tuple[int, int]]
 ) -> ModelFinding:
     hint, command = "fetch all shards", None
@@ -58,7 +58,7 @@ def _missing(
         command = call("shrink", model.location, "DST", layers=len(present))
         hint += f"; if layers were removed on purpose, correct {_COUNT}: {command}"
     text = ",".join(str(first) if first == last else f"{first}..{last}" for first, last in missing)
-    listed = _listed(text, sum(last - first + 1 for first, last in missing))
+    listed = _format_layers(text, sum(last - first + 1 for first, last in missing))
     return ModelFinding(
         "error",
         CHECK.name,
@@ -70,7 +70,7 @@ def _missing(
     )
 
 
-def _listed(layers: str, count: int) -> str:
+def _format_layers(layers: str, count: int) -> str:
     return f"{'layer' if count == 1 else 'layers'} {layers} (the first layer is 0)"
 
 

@@ -26,7 +26,7 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
     result, declared = view.candidates, view.declared or {}
     if not result and not declared:
         return
-    read = view.by_headers
+    read = view.weights_from_headers
     facts = [*_findings(model, list(result.values()), is_read=not read.is_whole)]
     faults = list[ModelFinding]()
     if view.has_supported_method and not any(item.is_bare for item in result.values()):
@@ -84,16 +84,16 @@ def _findings(
     is_scaled = bool(declared) or any(item.scales for item in result)
     bare = [item for item in result if item.is_bare] if is_scaled else []
     if bare:
-        yield _without_scales(model, bare, len(result))
+        yield _missing_scales_finding(model, bare, len(result))
     if result and not declared:
-        yield _undeclared(model, result)
+        yield _undeclared_finding(model, result)
     elif declared and not result:
         yield _not_quantized(model, declared)
     elif declared and not bare:
-        yield _sound(model, result, declared, is_read=is_read)
+        yield _supported_finding(model, result, declared, is_read=is_read)
 
 
-def _without_scales(model: ModelDirectory, bare: list[QuantizedWeight], count: int) -> ModelFinding:
+def _missing_scales_finding(model: ModelDirectory, bare: list[QuantizedWeight], count: int) -> ModelFinding:
     return ModelFinding(
         "error",
         CHECK.name,
@@ -104,7 +104,7 @@ def _without_scales(model: ModelDirectory, bare: list[QuantizedWeight], count: i
     )
 
 
-def _undeclared(model: ModelDirectory, result: list[QuantizedWeight]) -> ModelFinding:
+def _undeclared_finding(model: ModelDirectory, result: list[QuantizedWeight]) -> ModelFinding:
     scales = sum(bool(item.scales) for item in result)
     return ModelFinding(
         "error" if scales else "warning",
@@ -118,30 +118,30 @@ def _undeclared(model: ModelDirectory, result: list[QuantizedWeight]) -> ModelFi
     )
 
 
-def _not_quantized(model: ModelDirectory, declared: Mapping[str, Any]) -> ModelFinding:
+def _not_quantized(model: ModelDirectory, settings: Mapping[str, Any]) -> ModelFinding:
     return ModelFinding(
         "warning",
         CHECK.name,
         model.path(CONFIG),
-        f"{CONFIG} declares {scheme(declared)}, but no weight is quantized",
+        f"{CONFIG} declares {scheme(settings)}, but no weight is quantized",
         "transformers and others look for scales that do not exist, or quantize the weights themselves",
         f"if the weights were dequantized, remove {FIELD} from {CONFIG}; "
         f"{action('convert', format='safetensors')} does",
     )
 
 
-def _sound(
-    model: ModelDirectory, result: list[QuantizedWeight], declared: Mapping[str, Any], *, is_read: bool
+def _supported_finding(
+    model: ModelDirectory, result: list[QuantizedWeight], settings: Mapping[str, Any], *, is_read: bool
 ) -> ModelFinding:
-    why = "their values are products with scales: conversions to MaxText multiply them"
-    hint = remedy(declared, is_read=False)
+    reason = "their values are products with scales: conversions to MaxText multiply them"
+    hint = remedy(settings, is_read=False)
     if is_read and model.quantized.has_supported_method:
         hint = f"{action('cast', model.location, 'DST', dtype='bfloat16')} writes a model of plain weights"
-        if _can_stay_quantized(result, declared):
+        if _can_stay_quantized(result, settings):
             keep = action("hf_to_maxtext", model.location, "DST", quantized="keep")
             hint += f"; {keep} keeps it in FP8 if its blocks fit the kernels"
     else:
-        why = (
+        reason = (
             "their values are products with scales: conversions to MaxText refuse weights of this scheme, "
             "and casts do not change them"
         )
@@ -149,25 +149,25 @@ def _sound(
         "info",
         CHECK.name,
         model.location,
-        f"the weights are quantized: {scheme(declared)}; {len(result)} weight{'s' * (len(result) != 1)}, "
+        f"the weights are quantized: {scheme(settings)}; {len(result)} weight{'s' * (len(result) != 1)}, "
         "each with its scales",
-        why,
+        reason,
         hint,
     )
 
 
-def _can_stay_quantized(result: list[QuantizedWeight], declared: Mapping[str, Any]) -> bool:
+def _can_stay_quantized(result: list[QuantizedWeight], settings: Mapping[str, Any]) -> bool:
     """Return whether the weights are in FP8 with one scale per block, a form that MaxText supports."""
     is_fp8 = all(item.dtype.name.startswith("float8_") for item in result)
-    return is_fp8 and declared.get("quant_method") == "fp8" and bool(declared.get("weight_block_size"))
+    return is_fp8 and settings.get("quant_method") == "fp8" and bool(settings.get("weight_block_size"))
 
 
-def _unreadable(model: ModelDirectory, faults: Sequence[str], declared: Mapping[str, Any]) -> ModelFinding:
+def _unreadable(model: ModelDirectory, faults: Sequence[str], settings: Mapping[str, Any]) -> ModelFinding:
     return ModelFinding(
         "error",
         CHECK.name,
         model.location,
-        f"quantized weights do not match {CONFIG} ({scheme(declared)}): {first_of_lines(faults)}",
+        f"quantized weights do not match {CONFIG} ({scheme(settings)}): {first_of_lines(faults)}",
         "without matching scales, the values of the weights are unknown",
         f"fetch the checkpoint and its {CONFIG} again",
     )

@@ -10,7 +10,7 @@ from importlib import import_module
 from ckpttools import checks as package
 from ckpttools.checks.base import ModelCheck, ModelDirectory, ModelFinding
 
-_NOT_CHECKS = ("base", "registry")
+_HELPER_MODULES = ("base", "registry")
 OWN_CHECKS = ("coverage", "deviations", "tied_head", "vocabulary")
 """Modules of checks that conversions run themselves, so that commands do not repeat them."""
 _OUTPUT_CHECKS = ("dtype", "layers", "quantization")
@@ -26,8 +26,8 @@ def checks() -> tuple[ModelCheck, ...]:
 def _checks_except(left: tuple[str, ...]) -> tuple[ModelCheck, ...]:
     """Return the checks by name, except those of some modules, which are not imported."""
     names = (module.name for module in pkgutil.iter_modules(package.__path__))
-    chosen = (name for name in names if name not in (*_NOT_CHECKS, *left))
-    modules = (import_module(f"{package.__name__}.{name}") for name in chosen)
+    remaining = (name for name in names if name not in (*_HELPER_MODULES, *left))
+    modules = (import_module(f"{package.__name__}.{name}") for name in remaining)
     return tuple(sorted((module.CHECK for module in modules), key=lambda check: check.name))
 
 

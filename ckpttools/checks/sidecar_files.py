@@ -27,16 +27,16 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
             yield _finding(model, name, *result, is_lfs=is_pointer(head))
 
 
-def _finding(model: ModelDirectory, name: str, what: str, hint: str, *, is_lfs: bool) -> ModelFinding:
+def _finding(model: ModelDirectory, name: str, problem: str, hint: str, *, is_lfs: bool) -> ModelFinding:
     return ModelFinding(
         "error",
         CHECK.name,
         model.path(name),
-        f"{name} is {what}" + ("" if what == "empty" else ", not the file itself"),
+        f"{name} is {problem}" + ("" if problem == "empty" else ", not the file itself"),
         "transformers cannot read it, and a copy of the model would contain the same",
         hint,
         command="git lfs pull" if is_lfs else None,
-        got="an empty file" if what == "empty" else f"the content of {what}",
+        got="an empty file" if problem == "empty" else f"the content of {problem}",
         blocks_writing=True,
     )
 

@@ -12,7 +12,7 @@ from ckpttools.api.assemble import HostsListing, SaveListing, host_text
 from ckpttools.api.options import MAX_HEADER_BYTES, MAX_INDEX_BYTES, WITH_OPTIMIZER
 from ckpttools.api.options.runs import ASSEMBLE
 from ckpttools.cli.options import ANY_PATH, flags, output_options, resource_options
-from ckpttools.cli.output import labeled_lines, print_report, width
+from ckpttools.cli.output import format_labeled, print_report, width
 from ckpttools.cli.table import Column, draw_table
 from ckpttools.cli.write import WriteCommand, target_options
 from ckpttools.core.options import switch
@@ -20,7 +20,7 @@ from ckpttools.core.text import format_age, plural, printable, sample_names
 from ckpttools.stores.location import Location
 
 if TYPE_CHECKING:
-    from ckpttools.api.convert import Changing
+    from ckpttools.api.convert import ChangedRun
     from ckpttools.api.prepared import Prepared
 
 
@@ -42,7 +42,7 @@ def assemble(
     locations: tuple[Location, ...],
     is_listing: bool,
     prefer: tuple[Location, ...],
-    **options: Unpack[Changing],
+    **options: Unpack[ChangedRun],
 ) -> Prepared | None:
     """Combine the parts that hosts keep: emergency, multi-tier or peer-to-peer checkpoints.
 
@@ -69,7 +69,7 @@ def assemble(
     return put_together.plan(hosts, destination, prefer=prefer, **options)
 
 
-def _list_saves(locations: tuple[Location, ...], options: Changing, *, as_json: bool) -> None:
+def _list_saves(locations: tuple[Location, ...], options: ChangedRun, *, as_json: bool) -> None:
     from ckpttools.api.assemble import list_saves
 
     listing = list_saves(locations, requests=options["requests"], max_index_bytes=options["max_index_bytes"])
@@ -95,11 +95,11 @@ def format_lines(listing: HostsListing) -> Iterator[str]:
     yield from draw_table(_COLUMNS, [_row_cells(item, newest, now) for item in listing.saves], width())
     for save in listing.saves:
         for label, text in _missing_text(save):
-            yield from labeled_lines(f"  {label}", printable(text), _LABEL, width())
-    for name, why in listing.unusable.items():
-        yield from labeled_lines("  unusable", printable(f"{name}: {why}"), _LABEL, width())
+            yield from format_labeled(f"  {label}", printable(text), _LABEL, width())
+    for name, reason in listing.unusable.items():
+        yield from format_labeled("  unusable", printable(f"{name}: {reason}"), _LABEL, width())
     for text in listing.lost[:_MAX_LISTED]:
-        yield from labeled_lines("  lost", printable(text), _LABEL, width())
+        yield from format_labeled("  lost", printable(text), _LABEL, width())
 
 
 def _row_cells(save: SaveListing, newest: SaveListing | None, now: float) -> list[str]:

@@ -130,16 +130,16 @@ class _FileLine:
 
 def _file_lines(files: Sequence[FileChunks]) -> Iterator[str]:
     groups = sorted(_group_files(files), key=lambda group: (_KINDS.index(group.kind), -group.total("nbytes")))
-    shown, rest = groups[:_MAX_FILES], [file for group in groups[_MAX_FILES:] for file in group.files]
+    visible, rest = groups[:_MAX_FILES], [file for group in groups[_MAX_FILES:] for file in group.files]
     if rest:
-        shown.append(_FileLine(f"… and {plural(len(rest), 'more file')}", rest))
+        visible.append(_FileLine(f"… and {plural(len(rest), 'more file')}", rest))
     columns = [
         Column("file"),
         Column("kind"),
         *(Column(name, right=True) for name in ("size", "arrays", "live", "index", "dead")),
         Column(""),
     ]
-    yield from draw_table(columns, [_file_cells(group) for group in shown], width())
+    yield from draw_table(columns, [_file_cells(group) for group in visible], width())
 
 
 def _file_cells(group: _FileLine) -> list[str]:
@@ -291,12 +291,12 @@ def _advice_lines(advice: Advice) -> Iterator[str]:
     first, *rest = wrap(f"{subject} {advice.text}", room)
     yield styled(subject, fg="yellow") + first[len(subject) :]
     yield from rest
-    shown = [printable(name) for name in names[:_MAX_PATHS]]
+    visible_names = [printable(name) for name in names[:_MAX_PATHS]]
     if len(names) > _MAX_PATHS:
-        last, more = shown.pop(), f"and {len(names) - _MAX_PATHS} more"
+        last, more = visible_names.pop(), f"and {len(names) - _MAX_PATHS} more"
         fits = room is None or _INDENT + len(last) + 1 + len(more) <= room
-        shown += [f"{last} {more}"] if fits else [last, more]
-    for k, name in enumerate(shown):
+        visible_names += [f"{last} {more}"] if fits else [last, more]
+    for k, name in enumerate(visible_names):
         yield f"  {'in' if k == 0 else '':{_INDENT - 4}}  {name}"
     if advice.command:
         yield f"  next  {advice.command}"

@@ -19,7 +19,7 @@ from ckpttools.cli.command_line import command_line
 from ckpttools.cli.lazy import Deferred, LazyGroup, is_path, lazy_command, mark_written
 from ckpttools.cli.options import ANY_PATH, flags, given_flags, output_options, resource_options
 from ckpttools.cli.output import print_json, print_stderr
-from ckpttools.cli.suggestions import near_commands
+from ckpttools.cli.suggestions import similar_commands
 from ckpttools.cli.write import (
     REPORTS,
     OutputOptions,
@@ -84,7 +84,7 @@ class _ConvertGroup(LazyGroup):
                 print_stderr(f"{first} is not a local directory; using {source}")
             rest[rest.index(first)] = str(source)
             return super().resolve_command(ctx, [_infer(source, opening, ctx.resilient_parsing), *rest])
-        if len(words) == 2 and not near_commands(first, self.list_commands(ctx)):
+        if len(words) == 2 and not similar_commands(first, self.list_commands(ctx)):
             refuse_swapped(*map(parse, words))
         return super().resolve_command(ctx, [first, *rest])
 
@@ -152,7 +152,7 @@ class ConvertCommand(WriteCommand):
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
         if any(word.partition("=")[0] == _INTO for word in args):
-            return self._many.make_context(info_name, args, parent, **extra)
+            return self._as_group.make_context(info_name, args, parent, **extra)
         words = list(args)
         try:
             return super().make_context(info_name, args, parent, **extra)
@@ -160,7 +160,9 @@ class ConvertCommand(WriteCommand):
             if "extra argument" not in error.message:
                 raise
             # The words may be several sources and the directory for all of them.
-            many = self._many.make_context(info_name, [*words, _INTO, "DIR"], parent, resilient_parsing=True)
+            many = self._as_group.make_context(
+                info_name, [*words, _INTO, "DIR"], parent, resilient_parsing=True
+            )
             *_, last = map(str, many.params["sources"])
             line = shlex.split(command_line())
             position = len(line) - 1 - line[::-1].index(last) if last in line else len(line)
@@ -170,7 +172,7 @@ class ConvertCommand(WriteCommand):
             ) from None
 
     @cached_property
-    def _many(self) -> _ConvertMany:
+    def _as_group(self) -> _ConvertMany:
         return _ConvertMany(self)
 
 

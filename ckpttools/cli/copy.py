@@ -19,7 +19,7 @@ from ckpttools.cli.options import (
     progress_option,
     unprotected_option,
 )
-from ckpttools.cli.output import labeled_lines, print_report, print_stderr, prose_width
+from ckpttools.cli.output import format_labeled, print_report, print_stderr, prose_width
 from ckpttools.cli.progress import progress_events
 from ckpttools.core.text import format_disk, format_memory, plural
 from ckpttools.stores.location import Location
@@ -98,21 +98,21 @@ def copy(
 def _note_lines(report: CopyReport) -> Iterator[str]:
     """Print the notes of the plan on stderr."""
     for name, reason in report.left_out.items():
-        yield from labeled_lines("left out", f"{name}: {reason}", 9, prose_width())
+        yield from format_labeled("left out", f"{name}: {reason}", 9, prose_width())
     for text in report.remarks:
-        yield from labeled_lines("note", text, 9, prose_width())
+        yield from format_labeled("note", text, 9, prose_width())
 
 
 def _plan_lines(report: CopyReport) -> Iterator[str]:
     """Yield a line for each part, and in a dry run lines for skipped files."""
     for part in report.parts:
         name, files = part.name or report.destination, plural(part.files, "file")
-        yield f"{name}: {part.outcome}, {files}, {format_disk(part.bytes)}{_more_text(part)}"
+        yield f"{name}: {part.outcome}, {files}, {format_disk(part.bytes)}{_details_text(part)}"
     if any(part.outcome == "to be copied" for part in report.parts):
         yield from _note_lines(report)
 
 
-def _more_text(part: CopiedPart) -> str:
+def _details_text(part: CopiedPart) -> str:
     parts = []
     if part.bytes_resumed:
         parts.append(f"{format_disk(part.bytes_resumed)} by an earlier run")
@@ -139,9 +139,9 @@ def _closing_line(report: CopyReport) -> str:
     rate = (report.bytes - resumed) / max(report.seconds, 1e-9)
     speed = f" ({format_disk(rate)}/s)" if rate else ""
     parts = [plural(report.files, "file"), f"{format_disk(report.bytes)} in {report.seconds:.2f} s{speed}"]
-    there = sum(part.outcome == "there already" for part in report.parts)
-    if there:
-        parts.append(f"{there} of {len(report.parts)} already existed")
+    existing_count = sum(part.outcome == "there already" for part in report.parts)
+    if existing_count:
+        parts.append(f"{existing_count} of {len(report.parts)} already existed")
     if report.peak_bytes is not None:
         parts.append(f"peak memory {format_memory(report.peak_bytes)}")
     return f"{report.destination}: {', '.join(parts)}{published_text(report.published)}"

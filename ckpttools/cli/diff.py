@@ -15,7 +15,7 @@ from ckpttools.api.options import MAX_HEADER_BYTES, MAX_INDEX_BYTES, PREFER_RANK
 from ckpttools.api.options.inspect import DIFF
 from ckpttools.cli.command import BaseCommand
 from ckpttools.cli.options import ANY_PATH, flags, json_option, progress_option, resource_options
-from ckpttools.cli.output import exit_with_differences, labeled_lines, print_json, print_lines, styled, width
+from ckpttools.cli.output import exit_with_differences, format_labeled, print_json, print_lines, styled, width
 from ckpttools.cli.progress import progress_events
 from ckpttools.cli.table import Column, draw_table
 from ckpttools.core.dtypes import DTYPES
@@ -324,7 +324,7 @@ def _role_line(role: str, report: DiffReport) -> Iterator[str]:
         text += f": {names[0]}"
     elif len(above := {name.partition("/")[0] for name in names}) == 1:
         text += f"; --filter '{above.pop()}/*' lists them"
-    yield from labeled_lines(_ROLES[role], printable(text), _MARGIN, width(), dim=True)
+    yield from format_labeled(_ROLES[role], printable(text), _MARGIN, width(), dim=True)
 
 
 def _side_line(name: str, side: SideReport) -> Iterator[str]:
@@ -338,7 +338,7 @@ def _side_line(name: str, side: SideReport) -> Iterator[str]:
 
 
 def _indent(text: str) -> list[str]:
-    return labeled_lines("", printable(text), 2, width())
+    return format_labeled("", printable(text), 2, width())
 
 
 def _verdict_lines(report: DiffReport) -> Iterator[str]:
@@ -372,7 +372,7 @@ def _paragraph(group: Sequence[ArrayDiff]) -> Iterator[str]:
     for name in fold_lines(printable(item.name) for item in group):
         yield styled(name, bold=True)
     for label, text in _fact_lines(first, group):
-        yield from labeled_lines(f"  {label}", printable(text), _MARGIN, width(), dim=True)
+        yield from format_labeled(f"  {label}", printable(text), _MARGIN, width(), dim=True)
 
 
 def _fact_lines(first: ArrayDiff, group: Sequence[ArrayDiff]) -> Iterator[tuple[str, str]]:
@@ -386,14 +386,14 @@ def _fact_lines(first: ArrayDiff, group: Sequence[ArrayDiff]) -> Iterator[tuple[
 
 def _type_text(a: ArrayType | None, b: ArrayType | None) -> str:
     # Leaves without arrays have a description instead of a dtype.
-    shown = [
+    types = [
         format_type(item.dtype, item.shape) if item.dtype in DTYPES else item.dtype
         for item in (a, b)
         if item is not None
     ]
     if a is None or b is None or a == b:
-        return shown[0]
-    return f"{shown[0]} in A, {shown[1]} in B"
+        return types[0]
+    return f"{types[0]} in A, {types[1]} in B"
 
 
 def _measure_text(members: Sequence[ArrayDiff]) -> Iterator[str]:
@@ -429,13 +429,13 @@ def _measure_text(members: Sequence[ArrayDiff]) -> Iterator[str]:
         yield f"{plural(other, 'element')} equal but for the sign of zero or the bits of NaN"
 
 
-def _share_text(part: int, whole: int) -> str:
+def _share_text(part: int, total: int) -> str:
     """Return `97.3 %`, or the count itself if that is clearer."""
-    if part == whole:
+    if part == total:
         return "all"
     # A share that rounds to 100 % would look like all elements.
-    share = min(part / whole, 0.999)
-    return f"{share:.1%}".replace("%", " %") if part * 1000 >= whole else f"{part:,}"
+    share = min(part / total, 0.999)
+    return f"{share:.1%}".replace("%", " %") if part * 1000 >= total else f"{part:,}"
 
 
 def _position_text(group: Sequence[ArrayDiff]) -> str:

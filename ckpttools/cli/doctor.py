@@ -10,7 +10,7 @@ import click
 from ckpttools.api.options.inspect import DOCTOR
 from ckpttools.cli.command import BaseCommand
 from ckpttools.cli.options import ANY_PATH, flags, json_option, progress_option
-from ckpttools.cli.output import labeled_lines, print_json, print_lines, print_report, prose_width, styled
+from ckpttools.cli.output import format_labeled, print_json, print_lines, print_report, prose_width, styled
 from ckpttools.cli.progress import progress_events
 from ckpttools.core.options import switch
 from ckpttools.core.text import plural, printable
@@ -82,12 +82,12 @@ def doctor(
 def _list_checks(as_json: bool) -> None:
     from ckpttools.diagnosis.examine import checks, fixes
 
-    listed = [("check", check.name, check.summary) for check in checks()]
-    listed += [("fix", fix.name, fix.summary) for fix in fixes().values()]
+    rows = [("check", check.name, check.summary) for check in checks()]
+    rows += [("fix", fix.name, fix.summary) for fix in fixes().values()]
     if as_json:
-        print_json([dict(zip(("kind", "name", "summary"), item, strict=True)) for item in listed])
+        print_json([dict(zip(("kind", "name", "summary"), item, strict=True)) for item in rows])
     else:
-        print_lines(f"{kind:5}  {name:<18} {summary}" for kind, name, summary in listed)
+        print_lines(f"{kind:5}  {name:<18} {summary}" for kind, name, summary in rows)
 
 
 def _to_view(diagnosis: Diagnosis, fix: tuple[str, ...], values: bool, checksums: bool) -> Iterator[str]:
@@ -98,8 +98,8 @@ def _to_view(diagnosis: Diagnosis, fix: tuple[str, ...], values: bool, checksums
         yield styled("fixed: ", fg="green") + printable(line)
     for item in diagnosis.refused:
         yield styled("refused: ", fg="red") + printable(item.location) + ":"
-        yield from labeled_lines("", printable(item.what), _COLUMN, prose_width())
-        yield from labeled_lines("  next", printable(item.do), _COLUMN, prose_width())
+        yield from format_labeled("", printable(item.what), _COLUMN, prose_width())
+        yield from format_labeled("  next", printable(item.do), _COLUMN, prose_width())
     if fix and not diagnosis.fixed:
         yield f"nothing here that --fix {' --fix '.join(fix)} would repair"
     for finding in diagnosis.findings:
@@ -113,10 +113,10 @@ def _to_view(diagnosis: Diagnosis, fix: tuple[str, ...], values: bool, checksums
 def _report_lines(finding: Finding) -> Iterator[str]:
     location = styled(finding.level, fg=_COLORS[finding.level], bold=True)
     yield f"{location}  {printable(finding.location)}  [{finding.check}]"
-    yield from labeled_lines("", printable(finding.what), _COLUMN, prose_width())
-    yield from labeled_lines("  why", printable(finding.why), _COLUMN, prose_width())
+    yield from format_labeled("", printable(finding.what), _COLUMN, prose_width())
+    yield from format_labeled("  why", printable(finding.why), _COLUMN, prose_width())
     command = None if finding.command is None else printable(finding.command)
-    yield from labeled_lines("  next", printable(finding.do), _COLUMN, prose_width(), command=command)
+    yield from format_labeled("  next", printable(finding.do), _COLUMN, prose_width(), command=command)
 
 
 def _verdict_line(diagnosis: Diagnosis, values: bool, checksums: bool) -> str:

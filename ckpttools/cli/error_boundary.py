@@ -16,7 +16,7 @@ import click
 from ckpttools.cli.output import (
     click_error,
     error_width,
-    labeled_lines,
+    format_labeled,
     print_error,
     print_json,
     style_label,
@@ -155,13 +155,13 @@ def _traceback_lines(end: BaseException, is_shown: bool) -> list[str]:
 
 def _error_lines(error: CheckpointError, room: int | None) -> list[str]:
     """Format an error in lines of the given width, without breaking text to copy."""
-    first, *listed = printable_text(with_flags(error.raw.message)).split("\n")
-    lines = [*labeled_lines("Error:", first, 7, room, whole_words=True), *listed]
+    first, *items = printable_text(with_flags(error.raw.message)).split("\n")
+    lines = [*format_labeled("Error:", first, 7, room, whole_words=True), *items]
     for label, text in error.raw.details():
-        sentence, *whole = printable_text(with_flags(text)).split("\n")
+        sentence, *details = printable_text(with_flags(text)).split("\n")
         is_prose = label != "at" and not _COMMAND_PATTERN.search(sentence)
         lines += (
-            labeled_lines(f"  {label}", sentence, 11, room if is_prose else None, whole_words=True) + whole
+            format_labeled(f"  {label}", sentence, 11, room if is_prose else None, whole_words=True) + details
         )
     return lines
 

@@ -12,7 +12,7 @@ from ckpttools.api.options.inspect import CHECK_FAMILY
 from ckpttools.cli.command import BaseCommand
 from ckpttools.cli.lazy import LazyGroup
 from ckpttools.cli.options import completion_of, flags, json_option
-from ckpttools.cli.output import labeled_lines, print_json, print_lines, print_report, styled, width, wrap
+from ckpttools.cli.output import format_labeled, print_json, print_lines, print_report, styled, width, wrap
 from ckpttools.core.errors import CheckpointError
 from ckpttools.core.options import switch
 from ckpttools.core.text import plural, printable
@@ -84,7 +84,7 @@ def _detail_lines(family: FamilySummary) -> Iterator[str]:
 
 def _to_entry(label: str, text: str, column: int = _COLUMN) -> Iterator[str]:
     """Format a label and a text that wraps below itself at the terminal width."""
-    yield from labeled_lines(f"  {label}", printable(text or "-"), column, _remaining_width())
+    yield from format_labeled(f"  {label}", printable(text or "-"), column, _remaining_width())
 
 
 def _remaining_width() -> int:
@@ -232,10 +232,12 @@ def formats(as_json: bool) -> None:
     """
     from ckpttools.formats.known_formats import formats, writable
 
-    written = {name: name in writable() for name in sorted(formats())}
+    is_writable = {name: name in writable() for name in sorted(formats())}
     if as_json:
-        print_json([{"name": name, "written": is_written} for name, is_written in written.items()])
+        print_json([{"name": name, "written": is_written} for name, is_written in is_writable.items()])
     else:
-        width = max(map(len, written))
-        lines = [f"{name:<{width}}  {'yes' if is_written else 'no'}" for name, is_written in written.items()]
+        width = max(map(len, is_writable))
+        lines = [
+            f"{name:<{width}}  {'yes' if is_written else 'no'}" for name, is_written in is_writable.items()
+        ]
         print_lines([f"{'format':<{width}}  written", *lines])

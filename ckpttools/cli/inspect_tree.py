@@ -142,7 +142,7 @@ COLUMNS = (
     Column("bytes", right=True),
     Column("share", right=True, spare=1),
 )
-_SUBTREE = {0: {"bold": True}, 1: {"dim": True}}
+_SUBTREE_STYLES = {0: {"bold": True}, 1: {"dim": True}}
 _ARRAY = {1: {"fg": "cyan"}, 2: {"fg": "magenta"}}
 
 
@@ -174,20 +174,20 @@ def _tree_rows(branches: Sequence[Branch], above: tuple[bool, ...], *, top: bool
     For each ancestor, `above` tells whether it is the last of its siblings.
     """
     for branch in branches:
-        way = () if top else (*above, branch is branches[-1])
-        yield _row(branch, way)
-        yield from _tree_rows(branch.children, way, top=False)
+        guides = () if top else (*above, branch is branches[-1])
+        yield _row(branch, guides)
+        yield from _tree_rows(branch.children, guides, top=False)
 
 
-def _row(branch: Branch, way: tuple[bool, ...]) -> TreeRow:
+def _row(branch: Branch, guides: tuple[bool, ...]) -> TreeRow:
     name = printable(shorten(branch.name))
     sums = format_amounts(branch.num_elements, branch.nbytes, branch.share)
     if branch.array is not None:
         times = f"× {branch.times:,}" if branch.times > 1 else ""
-        return TreeRow((name, format_array_type(branch.array), times, *sums), way, _ARRAY)
+        return TreeRow((name, format_array_type(branch.array), times, *sums), guides, _ARRAY)
     # The line of hidden children at least shows their number.
     hidden = "" if branch.children else plural(branch.count, "array")
-    return TreeRow((name, hidden, "", *sums), way, _SUBTREE)
+    return TreeRow((name, hidden, "", *sums), guides, _SUBTREE_STYLES)
 
 
 def _flat_row(array: ArrayReport, total: int) -> TreeRow:
@@ -206,8 +206,8 @@ def format_array_type(array: ArrayReport) -> str:
     spec = array.sharding.spec if array.sharding else ()
     axes = (*map(_truncate, spec), *repeat("", len(array.shape) - len(spec)))
     lengths = (f"{length}{axis}" for length, axis in zip(array.shape, axes, strict=True))
-    how = f" {array.quantized}" if array.quantized else ""
-    return format_type(array.dtype, lengths) + how
+    suffix = f" {array.quantized}" if array.quantized else ""
+    return format_type(array.dtype, lengths) + suffix
 
 
 def _truncate(axes: tuple[str, ...]) -> str:
@@ -223,8 +223,8 @@ def shorten(name: str) -> str:
     parts = inside.split(",")
     if not closed or len(parts) <= _MAX_RANGES:
         return name if not closed else f"{before}{brace}{inside}{closed}{shorten(after)}"
-    kept = [*parts[: _MAX_RANGES // 2], "…", parts[-1]]
-    return f"{before}{{{','.join(kept)}}}{shorten(after)}"
+    visible = [*parts[: _MAX_RANGES // 2], "…", parts[-1]]
+    return f"{before}{{{','.join(visible)}}}{shorten(after)}"
 
 
 # Longer lists end with the number of remaining lines.
@@ -251,13 +251,13 @@ def comparison_lines(comparison: Comparison, room: int | None, *, flat: bool) ->
         "not expected": [(item.path, _type_text(item)) for item in comparison.extra],
         "of another shape or dtype": [(item.path, _difference_text(item)) for item in comparison.different],
     }
-    for what, entries in lists.items():
+    for title, entries in lists.items():
         if entries:
             yield ""
             # A name without a known shape may represent all layers.
             noun = "array" if all(text for _, text in entries) else "name"
             are = "is" if len(entries) == 1 else "are"
-            yield styled(f"{plural(len(entries), noun)} {are} {what}", bold=True)
+            yield styled(f"{plural(len(entries), noun)} {are} {title}", bold=True)
             yield from _list_items(_comparison_text(entries) if flat else _fold_differences(entries), room)
     if comparison.reasons:
         yield ""
@@ -267,11 +267,11 @@ def comparison_lines(comparison: Comparison, room: int | None, *, flat: bool) ->
 
 def _list_items(lines: Sequence[tuple[str, str]], room: int | None) -> Iterator[str]:
     """List names with remarks, next to the names or, if a line is too short, below them."""
-    shown = lines[:_MAX_LINES]
-    width = max(len(name) for name, _ in shown)
+    visible = lines[:_MAX_LINES]
+    width = max(len(name) for name, _ in visible)
     if room is not None:
-        width = min(width, max(room // 3, room - 4 - max(len(text) for _, text in shown)))
-    for name, text in shown:
+        width = min(width, max(room // 3, room - 4 - max(len(text) for _, text in visible)))
+    for name, text in visible:
         line = f"  {name:{width}}  {styled(text, fg='cyan')}" if text else f"  {name}"
         if room is not None and 4 + max(width, len(name)) + len(text) > room:
             yield from _break_line(name, text, room)
@@ -300,13 +300,15 @@ def _fold_differences(entries: Iterable[tuple[str, str]]) -> list[tuple[str, str
     names: dict[str, list[str]] = {}
     for name, text in entries:
         names.setdefault(text, []).append(name)
-    return _comparison_text((name, text) for text, alike in names.items() for name in fold_lines(alike))
+    return _comparison_text(
+        (name, text) for text, same_text in names.items() for name in fold_lines(same_text)
+    )
 
 
-def _difference_text(each: Different) -> str:
-    why = f" ({each.why})" if each.why else ""
-    got = each.got if each.expected.dtype else replace(each.got, dtype=None)
-    return f"{_type_text(got)}, should be {_type_text(each.expected)}{why}"
+def _difference_text(difference: Different) -> str:
+    reason = f" ({difference.why})" if difference.why else ""
+    got = difference.got if difference.expected.dtype else replace(difference.got, dtype=None)
+    return f"{_type_text(got)}, should be {_type_text(difference.expected)}{reason}"
 
 
 def _type_text(spec: ArraySpec) -> str:

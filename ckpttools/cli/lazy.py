@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from ckpttools.cli.command import BaseCommand, HelpFormatter
-from ckpttools.cli.suggestions import find_near_synonym, find_synonym, near_commands
+from ckpttools.cli.suggestions import find_near_synonym, find_synonym, similar_commands
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -130,7 +130,7 @@ class LazyGroup(BaseCommand, click.Group):
             command = self.get_command(ctx, group)
             if isinstance(command, click.Group) and name in command.list_commands(ctx):
                 return f"Did you mean '{group} {name}'?"
-        if near := near_commands(name, known):
+        if near := similar_commands(name, known):
             return f"Did you mean {near[0]!r}?"
         if synonym := find_near_synonym(name):
             return f"Did you mean {synonym}?"

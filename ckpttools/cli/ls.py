@@ -11,7 +11,7 @@ import click
 from ckpttools.api.options import REQUESTS
 from ckpttools.cli.command import BaseCommand
 from ckpttools.cli.options import ANY_PATH, flags, json_option
-from ckpttools.cli.output import labeled_lines, print_report, styled, width
+from ckpttools.cli.output import format_labeled, print_report, styled, width
 from ckpttools.cli.table import Column, draw_table
 from ckpttools.core.text import format_age, format_disk, plural, printable, sample_names
 from ckpttools.formats.detect import LocationKind, count_members
@@ -96,7 +96,7 @@ def collection_lines(listing: CollectionListing) -> Iterator[str]:
     yield f"{count_members(len(listing.members), runs)}: {format_disk(total)}"
     for member in listing.members:
         if member.reason is not None:
-            yield from labeled_lines(
+            yield from format_labeled(
                 f"  {member.state}", printable(f"{member.name}: {member.reason}"), _LABEL, width()
             )
     if listing.is_truncated:
@@ -133,14 +133,14 @@ def run_lines(listing: RunListing) -> Iterator[str]:
     steps = plural(len(listing.steps), "step")
     yield f"{steps}, {len(listing.finished)} finished: {format_disk(total)}{shared}"
     for label, text in _remarks(listing):
-        yield from labeled_lines(f"  {label}", printable(text), _LABEL, width())
+        yield from format_labeled(f"  {label}", printable(text), _LABEL, width())
 
 
 def _omitted_line(table: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Return a line with the titles of columns that do not fit the terminal."""
-    shown = click.unstyle(table[0]).split() if table else []
+    visible_titles = click.unstyle(table[0]).split() if table else []
     filled = [column.head for k, column in enumerate(_COLUMNS) if any(row[k] for row in rows)]
-    return [head for head in filled if head and head not in shown]
+    return [head for head in filled if head and head not in visible_titles]
 
 
 def _remarks(listing: RunListing) -> Iterator[tuple[str, str]]:
@@ -150,8 +150,8 @@ def _remarks(listing: RunListing) -> Iterator[tuple[str, str]]:
         yield "resumes", "no step: Orbax lists none here"
     elif listing.tracker:
         yield "latest", f"none of these, by {listing.tracker}"
-    for name, why in listing.passed_over.items():
-        yield "passed over", f"{name}: {why}"
+    for name, reason in listing.passed_over.items():
+        yield "passed over", f"{name}: {reason}"
     for step in listing.steps:
         if step.unfinished is not None and step.name not in listing.passed_over:
             yield _state_text(step), f"{step.name}: {step.unfinished}"
@@ -177,7 +177,7 @@ def _state_text(step: StepListing) -> str:
 
 
 def _row_cells(step: StepListing, listing: RunListing, now: float) -> list[str]:
-    shown = sorted((step.metrics or {}).items())[:3]
+    metrics = sorted((step.metrics or {}).items())[:3]
     marks = [
         _state_text(step),
         f"{plural(step.missing_chunks, 'chunk')} missing" if step.missing_chunks else "",
@@ -191,7 +191,7 @@ def _row_cells(step: StepListing, listing: RunListing, now: float) -> list[str]:
         format_disk(step.nbytes),
         "" if step.own_bytes == step.nbytes else format_disk(step.own_bytes),
         "" if step.saved is None else f"{format_age(now - step.saved)} ago",
-        printable(" ".join(f"{name}={value:.6g}" for name, value in shown)),
+        printable(" ".join(f"{name}={value:.6g}" for name, value in metrics)),
         ", ".join(filter(None, marks)),
     ]
 

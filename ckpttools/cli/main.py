@@ -54,11 +54,11 @@ def _load_command(point: EntryPoint) -> click.Command:
     try:
         result = point.load()
     except Exception as error:
-        what = f"the command {point.name} of {package_name(point)} cannot be loaded"
-        raise UsageError(what, got=repr(error), hint="repair that package, or remove it") from error
+        problem = f"the command {point.name} of {package_name(point)} cannot be loaded"
+        raise UsageError(problem, got=repr(error), hint="repair that package, or remove it") from error
     if not isinstance(result, click.Command):
-        what = f"{point.name} of {package_name(point)} is not a command"
-        raise UsageError(what, got=type(result).__name__, expected="a click.Command")
+        problem = f"{point.name} of {package_name(point)} is not a command"
+        raise UsageError(problem, got=type(result).__name__, expected="a click.Command")
     return result
 
 
@@ -228,9 +228,9 @@ class _Root(LazyGroup):
         from ckpttools.stores.publishing import find_unfinished
         from ckpttools.stores.registry import parse
 
-        begun = find_unfinished(parse(name))
-        if begun is not None:
-            return f"Interrupted conversion: {next_step(begun)}."
+        unfinished = find_unfinished(parse(name))
+        if unfinished is not None:
+            return f"Interrupted conversion: {next_step(unfinished)}."
         return super().suggest(ctx, args, known)
 
     def help_text(self, ctx: click.Context, *, is_full: bool) -> str:

@@ -13,14 +13,14 @@ from ckpttools.cli.command import BaseCommand
 from ckpttools.cli.options import MODEL, flags, json_option
 from ckpttools.cli.output import (
     exit_with_differences,
-    labeled_lines,
+    format_labeled,
     print_json,
     print_lines,
     print_stderr,
     styled,
     width,
 )
-from ckpttools.core.errors import near_names
+from ckpttools.core.errors import similar_names
 from ckpttools.core.options import Option, switch
 from ckpttools.core.text import printable
 from ckpttools.stores.location import Location
@@ -85,9 +85,9 @@ def maxtext_config(
     """
     from ckpttools.api.maxtext_config import maxtext_config as call
 
-    odd = next((word for word in words if word.startswith("--")), None)
-    if odd is not None:
-        raise click.NoSuchOption(odd, possibilities=_suggest_options(odd))
+    unknown_option = next((word for word in words if word.startswith("--")), None)
+    if unknown_option is not None:
+        raise click.NoSuchOption(unknown_option, possibilities=_suggest_options(unknown_option))
     if words and not check:
         raise click.UsageError(f"Settings need --check. Did you mean --check {join(words)}?")
     if check and not words:
@@ -125,20 +125,22 @@ def _setting_lines(result: MaxTextConfig, form: str, command: str | None) -> Ite
 
 def _remark_lines(result: MaxTextConfig) -> Iterator[str]:
     for deviation in result.deviations:
-        yield from _labeled_lines("differs", str(deviation))
+        yield from _format_labeled("differs", str(deviation))
     if result.unread:
-        yield from _labeled_lines("not read", f"{', '.join(result.unread)}: no MaxText setting represents it")
+        yield from _format_labeled(
+            "not read", f"{', '.join(result.unread)}: no MaxText setting represents it"
+        )
     for note in result.notes:
-        yield from _labeled_lines("note", note)
+        yield from _format_labeled("note", note)
 
 
-def _labeled_lines(label: str, text: str) -> list[str]:
-    return labeled_lines(label, printable(text), _COLUMN, width(), whole_words=True)
+def _format_labeled(label: str, text: str) -> list[str]:
+    return format_labeled(label, printable(text), _COLUMN, width(), whole_words=True)
 
 
 def _suggest_options(word: str) -> list[str]:
     params = click.get_current_context().command.params
-    return near_names(word, [name for param in params for name in param.opts if name.startswith("--")], 3)
+    return similar_names(word, [name for param in params for name in param.opts if name.startswith("--")], 3)
 
 
 def _check_lines(result: MaxTextConfig) -> Iterator[str]:
@@ -146,7 +148,7 @@ def _check_lines(result: MaxTextConfig) -> Iterator[str]:
         yield styled("nothing contradicts the checkpoint", bold=True)
     for mistake in result.mistakes:
         yield _given_settings(mistake)
-        yield from _labeled_lines("  refused", f"{mistake.reason}; {mistake.hint}")
+        yield from _format_labeled("  refused", f"{mistake.reason}; {mistake.hint}")
     for contradiction in result.contradictions:
         yield from _contradiction_lines(contradiction)
 
@@ -155,7 +157,7 @@ def _contradiction_lines(result: Contradiction) -> Iterator[str]:
     from ckpttools.maxtext.config.report import format_value
 
     yield _given_settings(result)
-    yield from _labeled_lines("  expected", f"{format_value(result.expected)} ({result.source})")
+    yield from _format_labeled("  expected", f"{format_value(result.expected)} ({result.source})")
 
 
 def _given_settings(result: Contradiction | Mistake) -> str:

@@ -23,7 +23,7 @@ _LOCATIONS = {"source": "SRC", "destination": "DST", "checkpoint": "DST", "again
 }
 _VARIABLES = {"CKPTTOOLS_ALLOW_UNPROTECTED": "--allow-unprotected"}
 # Placeholders for values, which need no shell quotes.
-_STAND_IN = re.compile(r"[A-Z][A-Z_]*…?|…")
+_PLACEHOLDER = re.compile(r"[A-Z][A-Z_]*…?|…")
 
 
 class ShellCommand(NamedTuple):
@@ -151,11 +151,11 @@ def _operand(value: Any) -> list[str]:
 
 def _flag_words(command: ShellCommand, name: str, value: Any) -> Iterator[str]:
     for item in value if isinstance(value, list) else [value]:
-        shown = item if isinstance(item, bool) else _quoted(item)
+        word = item if isinstance(item, bool) else _quoted(item)
         own = {"names": "--names", **command.flags}.get(name)
-        yield f"{own} {shown}" if own else flag(name, shown)
+        yield f"{own} {word}" if own else flag(name, word)
 
 
 def _quoted(value: object) -> str:
     text = str(value)
-    return text if _STAND_IN.fullmatch(text) else quote(f"./{text}" if text.startswith("-") else text)
+    return text if _PLACEHOLDER.fullmatch(text) else quote(f"./{text}" if text.startswith("-") else text)

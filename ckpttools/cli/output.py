@@ -175,9 +175,9 @@ def print_error(*texts: str) -> None:
 
 def click_error(error: click.ClickException) -> None:
     """Print an error of click, which quotes user input, escaped as by `print_error`."""
-    shown = io.StringIO()
-    error.show(shown)
-    print_error(*map(style_label, shown.getvalue().rstrip("\n").split("\n")))
+    output = io.StringIO()
+    error.show(output)
+    print_error(*map(style_label, output.getvalue().rstrip("\n").split("\n")))
 
 
 def style_label(line: str) -> str:
@@ -222,7 +222,7 @@ def wrap(text: str, room: int | None, *, whole_words: bool = False) -> list[str]
     if room is None or len(text) <= room:
         return [text]
     lines = [""]
-    for word in _WORDS.findall(text):
+    for word in _WORD_PATTERN.findall(text):
         if len(lines[-1]) + 1 + len(word) <= room and lines[-1]:
             lines[-1] += f" {word}"
             continue
@@ -236,11 +236,11 @@ def wrap(text: str, room: int | None, *, whole_words: bool = False) -> list[str]
     return [line for line in lines if line] or [""]
 
 
-_WORDS = re.compile(r"\S*`[^`]+`\S*|\S+")
+_WORD_PATTERN = re.compile(r"\S*`[^`]+`\S*|\S+")
 _AFTER_KEY = re.compile(r"(?<=[/.])(?=[^/.])")
 
 
-def labeled_lines(
+def format_labeled(
     label: str,
     text: str,
     column: int,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ckpttools.api.plan_report import PlanReport
 from ckpttools.api.plan_status import PartStatus, PlanStatus
-from ckpttools.cli.output import labeled_lines, print_lines, print_stderr, prose_width
+from ckpttools.cli.output import format_labeled, print_lines, print_stderr, prose_width
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import (
     first_names,
@@ -102,7 +102,7 @@ _SENTENCE_END = ("changed", "note", "INEXACT", "dropped", "share")
 
 
 def _plan_lines(label: str, text: str) -> list[str]:
-    return labeled_lines(label, text, 9, prose_width())
+    return format_labeled(label, text, 9, prose_width())
 
 
 def _shared_line(report: PlanReport) -> Iterator[tuple[str, str]]:
@@ -165,16 +165,16 @@ def _lost_lines(counts: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
 
 def _note_lines(notes: Sequence[Note]) -> Iterator[str]:
     """Format notes, joining those with the same text."""
-    alike: dict[str, list[Note]] = {}
+    notes_by_text: dict[str, list[Note]] = {}
     for note in notes:
-        alike.setdefault(note.text, []).append(note)
-    yield from (f"{_subject_text(declared)}: {text}" for text, declared in alike.items())
+        notes_by_text.setdefault(note.text, []).append(note)
+    yield from (f"{_subject_text(declared)}: {text}" for text, declared in notes_by_text.items())
 
 
-def _subject_text(declared: Sequence[Note]) -> str:
+def _subject_text(notes: Sequence[Note]) -> str:
     """Return the subject of a line: the first row, or the total number of arrays."""
-    numbers = [note.arrays for note in declared if note.arrays is not None]
-    rows = [note.subject for note in declared if note.arrays is None]
+    numbers = [note.arrays for note in notes if note.arrays is not None]
+    rows = [note.subject for note in notes if note.arrays is None]
     first = [first_names(rows)] if rows else []
     return " and ".join([*first, *([plural(sum(numbers), "array")] if numbers else [])])
 
@@ -195,7 +195,7 @@ def print_next(steps: NextSteps) -> None:
     """Print commands that load a model checkpoint, and caveats."""
     lines = [f"{'next' if not number else '':<{_COLUMN}}{use}" for number, use in enumerate(steps.uses)]
     for surprise in steps.surprises:
-        lines += labeled_lines("note", surprise, _COLUMN, prose_width())
+        lines += format_labeled("note", surprise, _COLUMN, prose_width())
     if lines:
         print_stderr(*lines)
 
@@ -259,14 +259,14 @@ def _part_lines(result: PlanStatus, count: int) -> str:
     states = Counter(state if state in _ORDER else "failed" for state in own.values())
     # Parts that were not started and have no tasks left were done by other parts.
     states["done"] += count - len(own) - len(result.not_begun)
-    declared = [f"{states[state]} {state}" for state in _ORDER if states[state]]
+    values = [f"{states[state]} {state}" for state in _ORDER if states[state]]
     if result.not_begun:
         which = _group_parts(index_ranges(result.not_begun), f"/{count}")
-        declared.append(f"{len(result.not_begun)} not begun ({which})")
+        values.append(f"{len(result.not_begun)} not begun ({which})")
     others = [part.part for part in result.parts if part.state == "at work" and part.part not in own]
     if others:
-        declared.append(f"{len(others)} of other divisions at work ({', '.join(others[:_MAX_GROUPS])})")
-    return f"of {count}: {', '.join(declared)}"
+        values.append(f"{len(others)} of other divisions at work ({', '.join(others[:_MAX_GROUPS])})")
+    return f"of {count}: {', '.join(values)}"
 
 
 def _group_parts(numbers: Sequence[tuple[int, int]], of: str = "") -> str:
@@ -276,17 +276,17 @@ def _group_parts(numbers: Sequence[tuple[int, int]], of: str = "") -> str:
     return first_names(spelled, _MAX_GROUPS)
 
 
-def _part_text(each: PartStatus) -> str:
-    share = 100 * each.bytes_done // max(1, each.nbytes)
-    words = [each.state, f"{each.tasks_done} of {plural(each.tasks, 'task')}, {share} %"]
-    if each.bytes_per_second:
-        words.append(f"{format_disk(each.bytes_per_second)}/s")
-    if each.seconds_left is not None:
-        words.append(f"{format_duration(each.seconds_left)} left")
-    words.append(each.process)
-    if each.state == "gone" or (each.state == "at work" and each.seen > 60):
-        words.append(f"last seen {format_duration(each.seen)} ago")
-    if each.is_straggler:
+def _part_text(status: PartStatus) -> str:
+    share = 100 * status.bytes_done // max(1, status.nbytes)
+    words = [status.state, f"{status.tasks_done} of {plural(status.tasks, 'task')}, {share} %"]
+    if status.bytes_per_second:
+        words.append(f"{format_disk(status.bytes_per_second)}/s")
+    if status.seconds_left is not None:
+        words.append(f"{format_duration(status.seconds_left)} left")
+    words.append(status.process)
+    if status.state == "gone" or (status.state == "at work" and status.seen > 60):
+        words.append(f"last seen {format_duration(status.seen)} ago")
+    if status.is_straggler:
         words.append("the others will wait for it")
     return ", ".join(words)
 
@@ -310,5 +310,5 @@ def waiting_line(result: PlanStatus) -> str:
     return text
 
 
-def _remaining_text(each: PartStatus) -> float:
-    return float("inf") if each.seconds_left is None else each.seconds_left
+def _remaining_text(status: PartStatus) -> float:
+    return float("inf") if status.seconds_left is None else status.seconds_left

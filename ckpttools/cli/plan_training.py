@@ -13,7 +13,7 @@ from ckpttools.cli.command import BaseCommand
 from ckpttools.cli.options import MODEL, flags, json_option
 from ckpttools.cli.output import (
     exit_with_differences,
-    labeled_lines,
+    format_labeled,
     print_json,
     print_lines,
     print_stderr,
@@ -70,7 +70,7 @@ def plan_training(
     """
     from ckpttools.api.plan_training import plan_training as planned
 
-    built = planned(
+    result = planned(
         source,
         settings=settings,
         hosts=hosts,
@@ -90,59 +90,59 @@ def plan_training(
         **reading,
     )
     if as_json:
-        print_json(built)
+        print_json(result)
     else:
-        print_lines(_report_lines(built))
-        remarks = [("note", remark) for remark in built.remarks]
+        print_lines(_report_lines(result))
+        remarks = [("note", remark) for remark in result.remarks]
         if plot is not None:
             remarks.append(("drawn", str(plot)))
         for label, text in remarks:
             print_stderr(*_row_line(label, printable(text)))
-    if built.refusals:
+    if result.refusals:
         exit_with_differences()
 
 
-def _report_lines(built: TrainingPlan) -> Iterator[str]:
-    how = "as it is stored" if built.is_exact else "12 bytes for each parameter"
+def _report_lines(plan: TrainingPlan) -> Iterator[str]:
+    size_basis = "as it is stored" if plan.is_exact else "12 bytes for each parameter"
     yield from _row_line(
         "model",
-        f"{format_count(built.parameters)} parameters, a full state of "
-        f"{format_disk(built.state_bytes)}: {how}",
+        f"{format_count(plan.parameters)} parameters, a full state of "
+        f"{format_disk(plan.state_bytes)}: {size_basis}",
     )
-    share = f", {format_disk(built.replicated_bytes)} of it replicated" if built.replicated_bytes else ""
+    share = f", {format_disk(plan.replicated_bytes)} of it replicated" if plan.replicated_bytes else ""
     yield from _row_line(
-        "each host", f"{format_exact(built.host_bytes)} of {plural(built.hosts, 'host')} in a slice{share}"
+        "each host", f"{format_exact(plan.host_bytes)} of {plural(plan.hosts, 'host')} in a slice{share}"
     )
     yield from _row_line(
         "writes",
-        f"{_seconds_text(built.local_write_seconds)} local, "
-        f"{_seconds_text(built.persistent_write_seconds)} to storage",
+        f"{_seconds_text(plan.local_write_seconds)} local, "
+        f"{_seconds_text(plan.persistent_write_seconds)} to storage",
     )
-    disks = f"{format_disk(built.ramdisk.documented)} by MaxText's formula"
-    if built.ramdisk.exact is not None:
-        disks += f", {format_disk(built.ramdisk.exact)} by what a host holds"
-    yield from _row_line("ramdisk", f"{disks}: RAMDISK_SIZE={built.ramdisk.setting}")
-    for interval in built.intervals:
+    disks = f"{format_disk(plan.ramdisk.documented)} by MaxText's formula"
+    if plan.ramdisk.exact is not None:
+        disks += f", {format_disk(plan.ramdisk.exact)} by what a host holds"
+    yield from _row_line("ramdisk", f"{disks}: RAMDISK_SIZE={plan.ramdisk.setting}")
+    for interval in plan.intervals:
         yield from _row_line(interval.tier, _interval_text(interval))
-    if built.run_bytes is not None:
+    if plan.run_bytes is not None:
         yield from _row_line(
-            "run", f"{plural(built.run_checkpoints or 0, 'checkpoint')}, {format_disk(built.run_bytes)}"
+            "run", f"{plural(plan.run_checkpoints or 0, 'checkpoint')}, {format_disk(plan.run_bytes)}"
         )
     yield ""
-    yield from (f"{name}={value}" for name, value in built.settings.items())
-    for command in built.commands:
+    yield from (f"{name}={value}" for name, value in plan.settings.items())
+    for command in plan.commands:
         yield from ("", *command.splitlines())
-    for refusal in built.refusals:
+    for refusal in plan.refusals:
         yield from ("", *_row_line("refused", f"MaxText: {refusal}"))
 
 
 def _row_line(label: str, text: str) -> list[str]:
-    return labeled_lines(label, text, _LABEL, prose_width())
+    return format_labeled(label, text, _LABEL, prose_width())
 
 
-def _interval_text(each: SaveInterval) -> str:
-    steps = "" if each.steps is None else f" ({plural(each.steps, 'step')})"
-    return f"every {_seconds_text(each.seconds)}{steps}: {100 * each.lost:.2g} % of the time is lost"
+def _interval_text(interval: SaveInterval) -> str:
+    steps = "" if interval.steps is None else f" ({plural(interval.steps, 'step')})"
+    return f"every {_seconds_text(interval.seconds)}{steps}: {100 * interval.lost:.2g} % of the time is lost"
 
 
 def _seconds_text(number: float) -> str:

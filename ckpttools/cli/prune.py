@@ -9,7 +9,7 @@ import click
 from ckpttools.api.options.runs import PRUNE
 from ckpttools.cli.command import BaseCommand
 from ckpttools.cli.options import ANY_PATH, flags, json_option
-from ckpttools.cli.output import labeled_lines, print_report, styled, width, with_flags
+from ckpttools.cli.output import format_labeled, print_report, styled, width, with_flags
 from ckpttools.cli.table import Column, draw_table
 from ckpttools.core.options import switch
 from ckpttools.core.text import format_disk, plural, printable
@@ -91,7 +91,7 @@ def _report_lines(report: PruneReport) -> Iterator[str]:
     if rows:
         yield from draw_table(_COLUMNS, rows, width())
     for text in report.left:
-        yield from labeled_lines("  left", printable(text), 9, width())
+        yield from format_labeled("  left", printable(text), 9, width())
     if not report.steps:
         words = {"finish": "finished", "undo": "undone"}
         yield f"The prune that was interrupted {'is' if report.is_done else 'would be'} {words[report.what]}."

@@ -11,7 +11,7 @@ import click
 from ckpttools.api.options.runs import RESOLVE
 from ckpttools.cli.command import BaseCommand
 from ckpttools.cli.options import flags, json_option
-from ckpttools.cli.output import exit_with_differences, labeled_lines, print_report, styled, width
+from ckpttools.cli.output import exit_with_differences, format_labeled, print_report, styled, width
 from ckpttools.core.text import printable
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def _report_lines(result: Resolution) -> Iterator[str]:
     yield from _head_line(result, f"MaxText {result.maxtext}")
     for item in result.tried:
         rule = "the run's own steps" if item.rule == "resume" else item.rule
-        yield from _labeled_lines("looked", f"{rule}: {f'{item.path}: ' if item.path else ''}{item.result}")
+        yield from _format_labeled("looked", f"{rule}: {f'{item.path}: ' if item.path else ''}{item.result}")
     yield from _detail_lines(result)
     if result.adapter is not None:
         yield ""
@@ -78,21 +78,21 @@ def _report_lines(result: Resolution) -> Iterator[str]:
 def _head_line(result: Resolution, before: str) -> Iterator[str]:
     yield styled(f"{before}: {printable(result.verdict)}", bold=True, fg=_COLORS[result.outcome])
     if result.path:
-        yield from _labeled_lines("from", result.path)
+        yield from _format_labeled("from", result.path)
 
 
 def _detail_lines(result: Resolution) -> Iterator[str]:
     for do, problems in groupby(result.problems, key=lambda item: item.do):
         for problem in problems:
-            yield from _labeled_lines("problem", problem.what)
+            yield from _format_labeled("problem", problem.what)
         if do:
-            yield from _labeled_lines("next", do)
+            yield from _format_labeled("next", do)
     for note in result.notes:
-        yield from _labeled_lines("note", note)
+        yield from _format_labeled("note", note)
 
 
-def _labeled_lines(label: str, text: str) -> list[str]:
-    return labeled_lines(f"  {label}", printable(text), _COLUMN, width(), whole_words=True)
+def _format_labeled(label: str, text: str) -> list[str]:
+    return format_labeled(f"  {label}", printable(text), _COLUMN, width(), whole_words=True)
 
 
 def _setting_text(setting: RunSetting) -> str:

@@ -124,14 +124,14 @@ def _code_hints() -> Iterator[None]:
 
 
 def _run_part(
-    file: PlanFile, root: Relocation, part: str | None, as_json: bool, progress: bool, **how: Any
+    file: PlanFile, root: Relocation, part: str | None, as_json: bool, progress: bool, **keywords: Any
 ) -> PartReceipt:
     from ckpttools.api.run_part import run_part
     from ckpttools.cli.plan_text import part_line
     from ckpttools.cli.progress import progress_observer
 
     with progress_observer(progress) as observe:
-        receipt = run_part(file, part, root=root, observe=observe, **how)
+        receipt = run_part(file, part, root=root, observe=observe, **keywords)
     if not as_json:
         print_lines([part_line(receipt)], is_summary=True)
     return receipt
@@ -150,7 +150,7 @@ def _is_last_part(file: PlanFile, root: Relocation) -> bool:
 
 
 def _publish_plan(
-    file: PlanFile, root: Relocation, *, is_shared: bool, progress: bool, as_json: bool, **how: Any
+    file: PlanFile, root: Relocation, *, is_shared: bool, progress: bool, as_json: bool, **keywords: Any
 ) -> Receipt | PublishedPlan | None:
     """Publish a plan. If `is_shared`, another running process may publish it later instead."""
     from ckpttools.api.plans import PublishedPlan
@@ -164,7 +164,7 @@ def _publish_plan(
     try:
         with progress_observer(progress) as observe:
             receipt = publish_plan(
-                file, root=root, observe=observe, waiting=waiting, warn=print_stderr, **how
+                file, root=root, observe=observe, waiting=waiting, warn=print_stderr, **keywords
             )
     except LockedError as error:
         if not is_shared:

@@ -58,8 +58,10 @@ def stats(
     from ckpttools.api.stats import stats as look
 
     if find_nan and not as_json and (histogram or per_layer):
-        shown = "--histogram" if histogram else "--per-layer"
-        raise click.UsageError(f"--nan only reports where NaN and infinity are: leave it out, or {shown}")
+        option_name = "--histogram" if histogram else "--per-layer"
+        raise click.UsageError(
+            f"--nan only reports where NaN and infinity are: leave it out, or {option_name}"
+        )
     with progress_events(progress) as scanning["observe"]:
         report = look(path, filter=filter, sort=sort, per_layer=per_layer, histogram=histogram, **scanning)
     if as_json:
@@ -182,8 +184,10 @@ def _histogram_lines(array: ArrayStats) -> Iterator[str]:
     for label, share in lines:
         bar = "█" * round(room * share / longest)
         yield f"  {label:<22}  {share:7.2%}" + (f"  {styled(bar, fg='cyan')}" if bar else "")
-    shown = [f"{word} {format_number(spread.quantiles[share])}" for share, word in _SHOWN_QUANTILES.items()]
-    yield from _wrap_row(shown, width())
+    quantiles = [
+        f"{word} {format_number(spread.quantiles[share])}" for share, word in _SHOWN_QUANTILES.items()
+    ]
+    yield from _wrap_row(quantiles, width())
 
 
 def _wrap_row(words: list[str], room: int | None) -> Iterator[str]:
@@ -202,13 +206,13 @@ def _magnitude_rows(spread: Distribution, zeros: int) -> Iterator[tuple[str, flo
     total = spread.zeros + sum(item.negative + item.positive for item in spread.bins)
     left = total - zeros
     for item in reversed(spread.bins):
-        here = item.negative + item.positive
-        if left < _TAIL_SHARE * total and left > here:
+        count = item.negative + item.positive
+        if left < _TAIL_SHARE * total and left > count:
             yield f"       |x| < 2^{item.exponent + 1}", left / total
             left = 0
             break
-        yield f"2^{item.exponent} ≤ |x| < 2^{item.exponent + 1}", here / total
-        left -= here
+        yield f"2^{item.exponent} ≤ |x| < 2^{item.exponent + 1}", count / total
+        left -= count
     if left:
         yield f"   0 < |x| < 2^{spread.least}", left / total
     if zeros:

@@ -176,7 +176,7 @@ def _plain(name: str) -> str:
 _NEAR_SYNONYM, _MIN_NEAR_LENGTH = 0.85, 3
 
 
-def near_commands(name: str, known: Iterable[str]) -> list[str]:
+def similar_commands(name: str, known: Iterable[str]) -> list[str]:
     """Return known commands that are spelled like `name`, best first."""
     return get_close_matches(name, list(known), n=3, cutoff=0.7)
 
@@ -305,25 +305,27 @@ def explain_unknown_option(error: click.NoSuchOption) -> str:
         known = [
             item for param in ctx.command.get_params(ctx) for item in (*param.opts, *param.secondary_opts)
         ]
-    meant = [item for item in _OPTION_SYNONYMS.get(name, ()) if item in known]
+    synonyms = [item for item in _OPTION_SYNONYMS.get(name, ()) if item in known]
     typed = dict(_read_settings(split(str(ctx.meta.get(COMMAND_LINE_KEY, ""))))) if ctx is not None else {}
     if name == "--to" and ctx is not None and ctx.command.name in _CONVERSIONS:
         return f"No such option: {name}. {_explain_format(ctx.command.name, typed.get('to', ''))}"
     if name.replace("-", "_") == "__scan_layers" and ctx is not None and "--no-scan" not in known:
         return f"No such option: {name}. The layout is read from the checkpoint: leave it out."
-    if name.replace("-", "_") == "__scan_layers" and "--no-scan" in meant:
-        meant = ["--no-scan" if typed.get("scan_layers") == "false" else "--scan"]
-    if meant:
-        return f"No such option: {printable(name)}. Did you mean {' or '.join(meant)}?"
+    if name.replace("-", "_") == "__scan_layers" and "--no-scan" in synonyms:
+        synonyms = ["--no-scan" if typed.get("scan_layers") == "false" else "--scan"]
+    if synonyms:
+        return f"No such option: {printable(name)}. Did you mean {' or '.join(synonyms)}?"
     if name in _DESTINATIONS and ctx is not None and "DST" not in " ".join(_usage_of_arguments(ctx)):
-        meant = [item for item in ("--output", "--manifest") if item in known]
-        advice = f"Did you mean {meant[0]}?" if meant else "To write the output to a file, append > FILE."
+        synonyms = [item for item in ("--output", "--manifest") if item in known]
+        advice = (
+            f"Did you mean {synonyms[0]}?" if synonyms else "To write the output to a file, append > FILE."
+        )
         return f"No such option: {name}. {advice}"
     if name in _OPTION_ADVICE:
         return f"No such option: {name}. {_OPTION_ADVICE[name]}"
     near = get_close_matches(name, [item for item in known if item.startswith("--")], n=2, cutoff=0.75)
     starts = [item for item in known if len(name) > 4 and item.startswith(name)]
-    if meant := list(dict.fromkeys([*starts, *near]))[:2]:
-        return f"No such option: {printable(name)}. Did you mean {' or '.join(meant)}?"
+    if synonyms := list(dict.fromkeys([*starts, *near]))[:2]:
+        return f"No such option: {printable(name)}. Did you mean {' or '.join(synonyms)}?"
     where = f"{quote(ctx.command_path)} --help" if ctx is not None else "--help"
     return f"No such option: {printable(name)}. `{where.replace(chr(39), '')}` lists all options."

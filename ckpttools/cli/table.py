@@ -65,13 +65,17 @@ class _Guides:
     branch: str
     last: str
 
-    def along(self, way: tuple[bool, ...]) -> str:
+    def prefix(self, continues: tuple[bool, ...]) -> str:
         """Return the guides before a name."""
-        return self.past_all(way[:-1]) + (self.last if way[-1] else self.branch) if way else ""
+        return (
+            self.continuation_prefix(continues[:-1]) + (self.last if continues[-1] else self.branch)
+            if continues
+            else ""
+        )
 
-    def past_all(self, way: tuple[bool, ...]) -> str:
+    def continuation_prefix(self, continues: tuple[bool, ...]) -> str:
         """Return the guides for the continuation lines below a name."""
-        return "".join(self.done if last else self.past for last in way)
+        return "".join(self.done if last else self.past for last in continues)
 
 
 _WIDE, _NARROW = _Guides("│   ", "    ", "├── ", "└── "), _Guides("│ ", "  ", "├ ", "└ ")
@@ -123,7 +127,7 @@ def draw_tree(columns: Sequence[Column], rows: Sequence[TreeRow], room: int | No
     for k in (_NONE, *first, _GUIDES, last):
         guides = _NARROW if k == _GUIDES else guides
         widths.pop(k, None)
-        widths[0] = max(len(guides.along(row.way)) + len(row.cells[0]) for row in rows)
+        widths[0] = max(len(guides.prefix(row.way)) + len(row.cells[0]) for row in rows)
         if _total_width(widths) <= limit:
             break
     for column, least in ((0, limit // 3), (1, 0), (0, 0)):
@@ -172,23 +176,23 @@ def _titles(columns: Sequence[Column], stops: Sequence[_Stop]) -> str:
 
 def _branch_lines(row: TreeRow, guides: _Guides, stops: Sequence[_Stop], room: int) -> Iterator[str]:
     """Return one line if it fits, otherwise the name with the other cells below it."""
-    guide, below = guides.along(row.way), guides.past_all(row.way) + " " * _COLUMN_GAP
-    whole = _place_text(row.cells, stops, len(guide))
-    if _visible_length(whole, guide) <= room:
-        yield _guided(guide, _text(whole, row.styles))
+    guide, below = guides.prefix(row.way), guides.continuation_prefix(row.way) + " " * _COLUMN_GAP
+    line = _place_text(row.cells, stops, len(guide))
+    if _visible_length(line, guide) <= room:
+        yield _with_guide(guide, _text(line, row.styles))
         return
     rest = _place_text(("", *row.cells[1:]), stops, len(below))
     if _visible_length(rest, below) > room:
         at_once = [replace(stop, at=0) if stop.column == 1 else stop for stop in stops]
         rest = _place_text(("", *row.cells[1:]), at_once, len(below))
     first, *more = wrap(row.cells[0], max(room - len(guide), _MIN_TEXT_WIDTH))
-    yield _guided(guide, _style_line(first, row.styles.get(0)))
+    yield _with_guide(guide, _style_line(first, row.styles.get(0)))
     for part in more:
-        yield _guided(below, _style_line(part, row.styles.get(0)))
-    yield _guided(below, _text(rest, row.styles))
+        yield _with_guide(below, _style_line(part, row.styles.get(0)))
+    yield _with_guide(below, _text(rest, row.styles))
 
 
-def _guided(guide: str, line: str) -> str:
+def _with_guide(guide: str, line: str) -> str:
     return styled(guide, dim=True) + line if guide else line
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ckpttools.adapters.summary import AdapterReport
-from ckpttools.cli.output import labeled_lines, styled
+from ckpttools.cli.output import format_labeled, styled
 from ckpttools.core.text import first_names, format_count, format_disk, plural, printable
 from ckpttools.formats.adapters import LORA
 from ckpttools.formats.origin import SOURCE
@@ -30,12 +30,12 @@ def fact_lines(report: TreeReport, room: int | None) -> Iterator[str]:
         room: Columns of the terminal; None for no limit.
     """
     yield styled(printable(report.path), bold=True)
-    for label, text in _labeled_lines(report):
+    for label, text in _format_labeled(report):
         style = {"fg": "yellow"} if label == "warning" else {"dim": True}
-        yield from labeled_lines(f"  {label}", text, _COLUMN, room, **style)
+        yield from format_labeled(f"  {label}", text, _COLUMN, room, **style)
 
 
-def _labeled_lines(report: TreeReport) -> Iterator[tuple[str, str]]:
+def _format_labeled(report: TreeReport) -> Iterator[tuple[str, str]]:
     yield "format", _join(report.format, None if report.step is None else f"step {report.step}")
     axis = None if report.scan_axis is None else f"scan axis {report.scan_axis}"
     if kind := _join(report.kind, report.flavour, axis):
@@ -96,8 +96,8 @@ def _adapter(result: AdapterReport) -> Iterator[tuple[str, str]]:
         alpha = None if result.alpha is None else f"alpha {result.alpha:g}"
         yield "rank", _join(ranks, alpha, *result.features)
         targets = ", ".join(f"{printable(name)} × {times}" for name, times in result.targets.items())
-        whole = f"{plural(result.replaced, 'array')} replaced as a whole" if result.replaced else None
-        yield "targets", _join(targets, whole)
+        replaced_text = f"{plural(result.replaced, 'array')} replaced as a whole" if result.replaced else None
+        yield "targets", _join(targets, replaced_text)
     for field, count_skipped in result.skipped.items():
         yield "warning", f"PEFT ignores {plural(count_skipped, 'stored array')}, which {field} leaves out"
 

@@ -153,8 +153,8 @@ def _report_lines(result: Verification) -> Iterator[str]:
     yield styled(printable(result.path), bold=True)
     yield from map(printable, result.remarks)
     if result.equal:
-        held = f"{plural(result.arrays, 'array')}, {format_disk(result.nbytes)}"
-        yield f"equal to {printable(result.against)}: {held}"
+        size_text = f"{plural(result.arrays, 'array')}, {format_disk(result.nbytes)}"
+        yield f"equal to {printable(result.against)}: {size_text}"
         return
     kinds = Counter((item.reason, _noun(item)) for item in result.differences)
     counts = [
@@ -174,34 +174,38 @@ def _report_lines(result: Verification) -> Iterator[str]:
 
 def _lines_of_reason(result: Verification, reason: Reason) -> list[str]:
     """Return a line for each array with different values; other arrays are folded by name."""
-    listed = [difference for difference in result.differences if difference.reason == reason]
+    differences = [difference for difference in result.differences if difference.reason == reason]
     if reason == "values":
-        return [f"{item.name}: {_location_text(item, result.path)}" for item in listed]
-    return fold_lines(f"{item.name}: {_types_text(item)}" for item in listed)
+        return [f"{item.name}: {_location_text(item, result.path)}" for item in differences]
+    return fold_lines(f"{item.name}: {_types_text(item)}" for item in differences)
 
 
-def _noun(each: Difference) -> str:
+def _noun(difference: Difference) -> str:
     """Return the noun for the differing leaves.
 
     Only leaves that are not arrays have a description on just one side.
     """
-    is_leaf = each.reason in ("missing", "extra") and (each.got or each.expected)
+    is_leaf = difference.reason in ("missing", "extra") and (difference.got or difference.expected)
     return "other node" if is_leaf else "array"
 
 
-def _types_text(each: Difference) -> str:
-    if each.got and each.expected:
-        return f"{each.got} instead of {each.expected}"
-    description = each.got or each.expected
-    return f"{each.reason}, {description}" if description else each.reason
+def _types_text(difference: Difference) -> str:
+    if difference.got and difference.expected:
+        return f"{difference.got} instead of {difference.expected}"
+    description = difference.got or difference.expected
+    return f"{difference.reason}, {description}" if description else difference.reason
 
 
-def _location_text(each: Difference, root: str) -> str:
+def _location_text(difference: Difference, root: str) -> str:
     """Return the known positions of the differing elements."""
-    first, last = (f"[{', '.join(map(str, index or ()))}]" for index in (each.first, each.last))
-    if each.elements is None:
+    first, last = (f"[{', '.join(map(str, index or ()))}]" for index in (difference.first, difference.last))
+    if difference.elements is None:
         return f"different values, the first between {first} and {last}"
-    file = f", in {each.file.removeprefix(root + '/')}" if each.file and each.file.startswith(root) else ""
-    if each.elements == 1:
+    file = (
+        f", in {difference.file.removeprefix(root + '/')}"
+        if difference.file and difference.file.startswith(root)
+        else ""
+    )
+    if difference.elements == 1:
         return f"1 element differs, at {first}{file}"
-    return f"{each.elements:,} elements differ, the first at {first}{file}"
+    return f"{difference.elements:,} elements differ, the first at {first}{file}"

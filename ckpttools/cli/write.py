@@ -191,21 +191,23 @@ def _print_plan(prepared: Prepared, source: Location, output: OutputOptions) -> 
         print_plan(report)
     # A problem that prevents the conversion also fails the dry run, after the plan is printed.
     prepared.check()
-    begun = find_unfinished(prepared.destination)
-    if begun is not None:
-        what = "begins anew" if prepared.options.overwrite else "is refused"
-        print_stderr(f"{begun.location} exists: the command that began it resumes it; any other {what}")
+    unfinished = find_unfinished(prepared.destination)
+    if unfinished is not None:
+        consequence = "begins anew" if prepared.options.overwrite else "is refused"
+        print_stderr(
+            f"{unfinished.location} exists: the command that began it resumes it; any other {consequence}"
+        )
     return report
 
 
 def _run(prepared: Prepared, output: OutputOptions) -> Receipt:
-    from ckpttools.api.plan_report import made_above
+    from ckpttools.api.plan_report import new_parent_remarks
     from ckpttools.cli.plan_text import gain_lines, print_notes
     from ckpttools.cli.progress import progress_observer
 
     # Print only the error: the plan of a refused conversion is irrelevant.
     prepared.check()
-    above = tuple(made_above(prepared.destination))
+    above = tuple(new_parent_remarks(prepared.destination))
     print_notes(prepared.plan.notes, (*prepared.plan.raw_remarks, *above))
     if prepared.gain:
         print_stderr(*gain_lines(prepared.gain))
@@ -268,7 +270,7 @@ def run_distributed(plan: Callable[[], Prepared], output: OutputOptions) -> Rece
         plan: Plans the conversion.
         output: Address of the job, number of this process, and what to print.
     """
-    from ckpttools.api.distributed import Callbacks, convert_together
+    from ckpttools.api.distributed import Callbacks, convert_distributed
     from ckpttools.cli.plan_text import part_line, print_gain, waiting_line
     from ckpttools.cli.progress import progress_observer
     from ckpttools.plan.parts import parse_part
@@ -277,12 +279,12 @@ def run_distributed(plan: Callable[[], Prepared], output: OutputOptions) -> Rece
     job = join_job(output.coordinator, None if output.process is None else parse_part(output.process))
     try:
         with progress_observer(output.progress and job.number == 0) as observe:
-            told = Callbacks(
+            callbacks = Callbacks(
                 observe,
                 lambda built: print_stderr(part_line(built)),
                 lambda result: print_stderr(waiting_line(result)),
             )
-            receipt = convert_together(job, plan, told)
+            receipt = convert_distributed(job, plan, callbacks)
         if receipt is not None:
             if not output.as_json:
                 print_gain(receipt)
@@ -350,12 +352,12 @@ def make_command(
     """
     text = help if "\nExamples:" in help else f"{help.rstrip()}\n\nExamples:\n  $ ckpt {name} SRC DST\n"
     command = combine_options(*decorators)(body)
-    built = click.command(name, cls, help=text.replace("\nExamples:", "\n\b\nExamples:"))(command)
-    flags = Counter(opt for param in built.params for opt in (*param.opts, *param.secondary_opts))
+    result = click.command(name, cls, help=text.replace("\nExamples:", "\n\b\nExamples:"))(command)
+    flags = Counter(opt for param in result.params for opt in (*param.opts, *param.secondary_opts))
     if twice := sorted(item for item, count in flags.items() if count > 1):
         raise UsageError(
             f"the plug-in {name} declares options that all commands have",
             got=", ".join(twice),
             expected="other names",
         )
-    return built
+    return result

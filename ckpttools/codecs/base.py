@@ -13,7 +13,7 @@ from ckpttools.core.errors import CheckpointError, FormatError
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-_DECODED_AT_ONCE = 1 << 20
+_DECODE_BYTES = 1 << 20
 
 CodecSpec = Mapping[str, Any]
 """A codec as `zarr.json` lists it: its name and its configuration."""
@@ -99,7 +99,7 @@ class Codec(ABC):
         return None
 
 
-class WholeCodec(Codec):
+class BufferedCodec(Codec):
     """A codec that decodes all its data at once."""
 
     @abstractmethod
@@ -170,12 +170,12 @@ class SingleMemberStream(Stream):
     def readinto(self, out: memoryview) -> int:
         try:
             while not self._decompressor.eof:
-                built = self._decompressor.decompress(self._left, min(len(out), _DECODED_AT_ONCE))
+                result = self._decompressor.decompress(self._left, min(len(out), _DECODE_BYTES))
                 # Input that zlib has not consumed. bz2 keeps such input internally.
                 self._left = getattr(self._decompressor, "unconsumed_tail", b"")
-                if built:
-                    out[: len(built)] = built
-                    return len(built)
+                if result:
+                    out[: len(result)] = result
+                    return len(result)
                 if not (self._left or self._decompressor.eof):
                     self._left = bytes(self._encoded.read(READ_BYTES))
                     if not self._left:
@@ -196,13 +196,13 @@ class Decoder(Stream):
     def readinto(self, out: memoryview) -> int:
         try:
             # Some decoders allocate a second buffer of this size.
-            return int(self._reader.readinto(out[:_DECODED_AT_ONCE]))
+            return int(self._reader.readinto(out[:_DECODE_BYTES]))
         except self._faults as error:
             raise self._codec.damaged(error) from error
 
 
 @dataclass(frozen=True)
-class Unknown(WholeCodec):
+class Unknown(BufferedCodec):
     """A codec that is neither built in nor provided by a plug-in."""
 
     named: str = ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ckpttools.codecs import tensorstore
-from ckpttools.codecs.base import WholeCodec
+from ckpttools.codecs.base import BufferedCodec
 from ckpttools.codecs.streams import ByteRange
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError
@@ -12,7 +12,7 @@ _HEADER, _DECODED_AT, _LENGTH_AT = 16, 4, 12
 
 
 @dataclass(frozen=True)
-class Blosc(WholeCodec):
+class Blosc(BufferedCodec):
     """Blosc with any inner compressor and shuffle, which the data's header specifies."""
 
     zarr3 = zarr2 = "blosc"
@@ -30,7 +30,7 @@ class Blosc(WholeCodec):
                 got=f"{nbytes} bytes",
                 expected=f"at most {limit}",
             )
-        return tensorstore.decoded_bytes({"id": "blosc"}, data, nbytes) if nbytes else memoryview(b"")
+        return tensorstore.decode_bytes({"id": "blosc"}, data, nbytes) if nbytes else memoryview(b"")
 
     def is_whole(self, chunk: ByteRange, decoded: int | None) -> bool:
         """Compare the encoded and decoded lengths in the header."""

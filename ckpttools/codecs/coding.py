@@ -19,7 +19,7 @@ from ckpttools.core.dtypes import DType
 from ckpttools.core.region import Shape
 
 if TYPE_CHECKING:
-    from ckpttools.codecs.tensorstore import WholeChunkDecoder
+    from ckpttools.codecs.tensorstore import CompleteChunkDecoder
 
 # Bytes that a compressor may add to incompressible data; a compressor below it may also have added them.
 _SLACK, _SHARE = 1 << 10, 64
@@ -43,7 +43,7 @@ class Coding:
     order: Shape
     elements: BytesCodec = LITTLE_ENDIAN
     codecs: tuple[Codec, ...] = ()
-    fallback: WholeChunkDecoder | None = None
+    fallback: CompleteChunkDecoder | None = None
 
     @property
     def stored_shape(self) -> Shape:
@@ -145,13 +145,13 @@ def _parse_piece(
     codecs: Sequence[CodecSpec], shape: Shape, dtype: DType, document: Mapping[str, Any]
 ) -> Coding:
     order, rest = split_order(codec_steps(codecs), len(shape))
-    built = bytes_codecs(rest[1:])
-    if order is not None and built is not None and rest and isinstance(rest[0], BytesCodec):
-        return Coding(shape, dtype, order, rest[0], built)
+    result = bytes_codecs(rest[1:])
+    if order is not None and result is not None and rest and isinstance(rest[0], BytesCodec):
+        return Coding(shape, dtype, order, rest[0], result)
     # Few checkpoints have codecs that only tensorstore decodes.
-    from ckpttools.codecs.tensorstore import whole_chunk_decoder
+    from ckpttools.codecs.tensorstore import complete_chunk_decoder
 
-    decoder = whole_chunk_decoder(codecs, shape, document)
+    decoder = complete_chunk_decoder(codecs, shape, document)
     return Coding(shape, dtype, tuple(range(len(shape))), fallback=decoder)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckpttools.codecs.base import WholeCodec
+from ckpttools.codecs.base import BufferedCodec
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError
 
@@ -10,7 +10,7 @@ NBYTES = 4
 
 
 @dataclass(frozen=True)
-class Crc32c(WholeCodec):
+class Crc32c(BufferedCodec):
     """The codec `crc32c`: a four-byte little-endian checksum after the data."""
 
     zarr3 = "crc32c"
@@ -21,10 +21,10 @@ class Crc32c(WholeCodec):
         return 2 * nbytes
 
     def decode(self, data: bytes, limit: int) -> bytes:
-        return without_checksum(data, "a chunk")
+        return strip_checksum(data, "a chunk")
 
 
-def without_checksum(data: bytes, what: str) -> bytes:
+def strip_checksum(data: bytes, subject: str) -> bytes:
     """Verify a checksum and return the data without it.
 
     Raises:
@@ -36,6 +36,6 @@ def without_checksum(data: bytes, what: str) -> bytes:
     stored, actual = int.from_bytes(data[-NBYTES:], "little"), google_crc32c.value(body)
     if len(data) < NBYTES or stored != actual:
         raise FormatError(
-            f"the CRC-32C of {what} does not match", got=f"{actual:#010x}", expected=f"{stored:#010x}"
+            f"the CRC-32C of {subject} does not match", got=f"{actual:#010x}", expected=f"{stored:#010x}"
         )
     return body

@@ -27,7 +27,7 @@ _BUILT_IN = {
     "crc32c": ("crc32c", "Crc32c"),
 }
 
-_MOST_DIGITS = 9
+_MAX_DIGITS = 9
 
 CodecStep = Transpose | BytesCodec | ShardingCodec | Codec
 """A step in a chain of codecs: from elements to elements, from elements to bytes, or from bytes to bytes."""
@@ -91,27 +91,27 @@ def _create_codec(kind: type[Codec] | None, name: str, settings: Mapping[str, An
     return kind.parse(settings) if kind else replace(Unknown.parse(settings), named=name)
 
 
-def parse_compression(declared: object) -> WritableCodec | None:
+def parse_compression(value: object) -> WritableCodec | None:
     """Parse a compression such as `none`, `zstd` or `zstd:9`, or accept a codec; None means uncompressed.
 
     Raises:
         UsageError: The codec or level does not exist. The message lists the supported ones.
     """
-    if declared == "none":
+    if value == "none":
         return None
-    if isinstance(declared, WritableCodec):
-        return declared
-    name, colon, level = declared.partition(":") if isinstance(declared, str) else ("", "", "")
+    if isinstance(value, WritableCodec):
+        return value
+    name, colon, level = value.partition(":") if isinstance(value, str) else ("", "", "")
     kind = _find("zarr2", name) or _find("zarr3", name)
     if kind and issubclass(kind, WritableCodec):
         if not colon:
             return kind()
-        if level.isdecimal() and len(level) <= _MOST_DIGITS and int(level) in kind.levels:
+        if level.isdecimal() and len(level) <= _MAX_DIGITS and int(level) in kind.levels:
             return kind(int(level))
-    raise UsageError(f"unknown compression {declared!r}", expected=_expected())
+    raise UsageError(f"unknown compression {value!r}", expected=_known_codecs_text())
 
 
-def _expected() -> str:
+def _known_codecs_text() -> str:
     kinds = [item for item in (*map(_load, _BUILT_IN), *_plug_ins()) if issubclass(item, WritableCodec)]
     named = (
         f"{kind().kind} or {kind().kind}:LEVEL with a level from {kind.levels[0]} to {kind.levels[-1]}"

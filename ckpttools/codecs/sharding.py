@@ -124,7 +124,7 @@ class ShardIndex:
                 "a shard is shorter than its index", got=stored.nbytes, expected=f"{nbytes} bytes"
             )
         start = 0 if self.at_start else stored.nbytes - nbytes
-        return crc32c.without_checksum(stored.part(start, nbytes), "a shard's index")
+        return crc32c.strip_checksum(stored.part(start, nbytes), "a shard's index")
 
     def _location(self, stored: ByteRange, index: bytes, number: int) -> ByteRange | None:
         entry = index[_ENTRY_BYTES * number : _ENTRY_BYTES * (number + 1)]

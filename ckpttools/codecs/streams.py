@@ -34,10 +34,10 @@ class Stream(ABC):
     def read(self, size: int) -> memoryview:
         """Return up to `size` bytes, which are valid until the next call; empty only at the end."""
         if size > len(self._buffer):
-            self._buffer = memoryview(bytearray(self._most(size)))
+            self._buffer = memoryview(bytearray(self._max_buffer_size(size)))
         return self._buffer[: self.readinto(self._buffer[:size])]
 
-    def _most(self, size: int) -> int:
+    def _max_buffer_size(self, size: int) -> int:
         """Return the largest useful buffer size, at most `size`."""
         return size
 
@@ -104,7 +104,7 @@ class RangeStream(Stream):
         self._position += count
         return count
 
-    def _most(self, size: int) -> int:
+    def _max_buffer_size(self, size: int) -> int:
         return min(size, self._end - self._position)
 
     def rest(self) -> bytes:
@@ -154,8 +154,8 @@ class SwappedStream(Stream):
             more = self._stream.readinto(out[count:])
             count += more
         # A partial element can only occur after the last element.
-        whole = out[: count - count % self._size]
-        np.frombuffer(whole, f"u{self._size}").byteswap(inplace=True)
+        full_elements = out[: count - count % self._size]
+        np.frombuffer(full_elements, f"u{self._size}").byteswap(inplace=True)
         return count
 
 

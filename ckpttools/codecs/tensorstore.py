@@ -18,7 +18,7 @@ COPIES = 4
 
 
 @dataclass(frozen=True)
-class WholeChunkDecoder:
+class CompleteChunkDecoder:
     """Decodes single chunks with tensorstore.
 
     Attributes:
@@ -36,22 +36,22 @@ class WholeChunkDecoder:
     def decoded(self, stored: ByteRange, extent: Shape) -> Stream:
         """Return the chunk's elements, with zeros outside `extent`, the part that is inside the array."""
         values = {"zarr.json": self.text.encode(), self.key: RangeStream(stored).rest()}
-        return BytesStream(_decoded("zarr3", values, extent))
+        return BytesStream(_decode("zarr3", values, extent))
 
 
-def whole_chunk_decoder(
+def complete_chunk_decoder(
     codecs: Sequence[CodecSpec], chunk: Shape, document: Mapping[str, Any]
-) -> WholeChunkDecoder:
+) -> CompleteChunkDecoder:
     """Return a decoder for chunks with this shape and these codecs, from an array with this `zarr.json`."""
     grid = {"name": "regular", "configuration": {"chunk_shape": chunk}}
     encoding = {"name": "default", "configuration": {"separator": "/"}}
     single = {**document, "codecs": list(codecs), "shape": chunk}
     single |= {"chunk_grid": grid, "chunk_key_encoding": encoding}
     single.pop("dimension_names", None)
-    return WholeChunkDecoder("/".join(["c", *["0"] * len(chunk)]), json.dumps(single, sort_keys=True))
+    return CompleteChunkDecoder("/".join(["c", *["0"] * len(chunk)]), json.dumps(single, sort_keys=True))
 
 
-def decoded_bytes(compressor: Mapping[str, Any], data: bytes, nbytes: int) -> memoryview:
+def decode_bytes(compressor: Mapping[str, Any], data: bytes, nbytes: int) -> memoryview:
     """Decode the data of a zarr v2 compressor to `nbytes` bytes."""
     document = {
         "chunks": [nbytes],
@@ -63,10 +63,10 @@ def decoded_bytes(compressor: Mapping[str, Any], data: bytes, nbytes: int) -> me
         "shape": [nbytes],
         "zarr_format": 2,
     }
-    return _decoded("zarr", {".zarray": json.dumps(document).encode(), "0": data}, (nbytes,))
+    return _decode("zarr", {".zarray": json.dumps(document).encode(), "0": data}, (nbytes,))
 
 
-def _decoded(driver: str, values: dict[str, bytes], extent: Shape) -> memoryview:
+def _decode(driver: str, values: dict[str, bytes], extent: Shape) -> memoryview:
     """Decode the only chunk of an array that is given by keys and values, with zeros outside `extent`."""
     import numpy as np
     import tensorstore as ts

@@ -65,7 +65,7 @@ class Zstd(WritableCodec):
         position: int | None = 0
         stated, all_state = 0, True
         while position is not None and position < chunk.nbytes:
-            content, position = _content_bytes(chunk, position), _after_frame(chunk, position)
+            content, position = _content_bytes(chunk, position), _frame_end(chunk, position)
             stated, all_state = stated + (content or 0), all_state and content is not None
         if position != chunk.nbytes or decoded is None:
             return position == chunk.nbytes
@@ -103,7 +103,7 @@ def _content_bytes(chunk: ByteRange, position: int) -> int | None:
     return stated + 256 if stated is not None and size == 2 else stated
 
 
-def _after_frame(chunk: ByteRange, position: int) -> int | None:
+def _frame_end(chunk: ByteRange, position: int) -> int | None:
     """Return the end of the frame at a position; None if it is not a frame or has no end."""
     magic = chunk.number(position, 4)
     if magic is not None and magic >> 4 == _SKIPPED:
@@ -115,11 +115,11 @@ def _after_frame(chunk: ByteRange, position: int) -> int | None:
     is_single, has_checksum = bool(flags & 0x20), bool(flags & 0x04)
     content_size = (int(is_single), 2, 4, 8)[flags >> 6]
     dictionary = (0, 1, 2, 4)[flags & 3]
-    after = _after_blocks(chunk, position + 5 + (not is_single) + dictionary + content_size)
+    after = _blocks_end(chunk, position + 5 + (not is_single) + dictionary + content_size)
     return None if after is None else after + _CHECKSUM_BYTES * has_checksum
 
 
-def _after_blocks(chunk: ByteRange, position: int) -> int | None:
+def _blocks_end(chunk: ByteRange, position: int) -> int | None:
     is_last = False
     while not is_last:
         header = chunk.number(position, 3)

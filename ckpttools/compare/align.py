@@ -40,7 +40,7 @@ from ckpttools.stores.registry import LocationLike
 
 # Number of left-out arrays that are named: a model has one or two counters, a training state hundreds of
 # moments.
-_SHOWN = 4
+_MAX_SHOWN = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def align(a: Tree, b: Tree, options: AlignOptions | None = None) -> Pairing[Lazy
         CheckpointError: A family or file in `options` does not exist.
     """
     options = options or AlignOptions()
-    first, second, naming = _in_names_of_the_hub(with_keys(a), with_keys(b), options)
+    first, second, naming = _use_hub_names(with_keys(a), with_keys(b), options)
     maxtext: Side | None = None
     match view_of(first).is_maxtext, view_of(second).is_maxtext:
         case True, True:
@@ -82,23 +82,23 @@ def align(a: Tree, b: Tree, options: AlignOptions | None = None) -> Pairing[Lazy
         case False, True:
             maxtext, named = "B", (as_maxtext(first, options, second), _with_carried(second))
         case _:
-            named = _formatted_alike(first, second, options)
+            named = _align_hugging_face(first, second, options)
     of_both = {"rope_layout": options.model.rope_layout, "padding_rows": options.padding_rows}
-    declared = [name for name, value in of_both.items() if value is not None]
-    if declared and maxtext is None:
+    values = [name for name, value in of_both.items() if value is not None]
+    if values and maxtext is None:
         raise UsageError(
-            f"{option(declared[0])} requires a conversion, but both sides have the same names",
+            f"{option(values[0])} requires a conversion, but both sides have the same names",
             hint="leave it out",
         )
-    both = _with_what_both_have(*named, options, is_conversion=maxtext is not None)
+    both = _common_arrays(*named, options, is_conversion=maxtext is not None)
     head = next((item.head for item in named if item.head is not None), None)
     unused = tuple(pattern for item in named for pattern in item.unused)
     leaves = differing_leaves(a, b, options.parameters, is_conversion=maxtext is not None)
     both = replace(both, maxtext=maxtext, head=head, naming=(*naming, *both.naming), leaves=leaves)
     configs = _files(first, options).config, _files(second, options).config
     remarks = (*both.remarks, *_config_remarks((first, second), *configs))
-    both = replace(both, configs=configs, remarks=remarks).without_unused(unused)
-    return both if both.sizes else replace(both, sizes=_configured_sizes((first, second), options))
+    both = replace(both, configs=configs, remarks=remarks).drop_unused(unused)
+    return both if both.sizes else replace(both, sizes=_sizes_from_config((first, second), options))
 
 
 def as_maxtext(
@@ -119,16 +119,16 @@ def as_maxtext(
     """
     options, tree = options or AlignOptions(), with_keys(tree)
     if view_of(tree).is_maxtext:
-        return _own_names(tree)
+        return _unwrapped_names(tree)
     files = _files(tree, options, other)
-    source = UnnamedSide(tree, files, {} if other is None else _own_names(other).arrays)
+    source = UnnamedSide(tree, files, {} if other is None else _unwrapped_names(other).arrays)
     family, refusal = _family(files, options), ""
     for item in [family] if family else source.likely_families():
         try:
             return source.mapped(item, options.model)
         except ConfigError as error:
             refusal = f"; the rows of {item.name} do not fit: {error.raw.message}"
-    own = _own_names(tree)
+    own = _unwrapped_names(tree)
     return replace(own, naming=(*own.naming, f"names are used unchanged{refusal}"))
 
 
@@ -150,15 +150,15 @@ def _split(tree: Tree) -> Tree | None:
 
 def plain_names(tree: Tree, other: Tree, options: AlignOptions) -> Tree:
     """Return a Hugging Face tree under its family's names, without the wrappers of trainers."""
-    return _ways_of_names(tree, other, options)[-1].tree
+    return _candidate_namings(tree, other, options)[-1].tree
 
 
-def _in_names_of_the_hub(a: Tree, b: Tree, options: AlignOptions) -> tuple[Tree, Tree, list[Remark]]:
+def _use_hub_names(a: Tree, b: Tree, options: AlignOptions) -> tuple[Tree, Tree, list[Remark]]:
     """Remove wrappers of PyTorch trainers from the names of one tree if the other does not have them."""
-    mine, theirs = _ways_of_names(a, b, options), _ways_of_names(b, a, options)
-    result = mine[-1], theirs[-1]
-    if not (view_of(a).is_maxtext or view_of(b).is_maxtext) and len(mine) * len(theirs) > 1:
-        result = max(product(mine, theirs), key=_names_in_common)
+    namings_a, namings_b = _candidate_namings(a, b, options), _candidate_namings(b, a, options)
+    result = namings_a[-1], namings_b[-1]
+    if not (view_of(a).is_maxtext or view_of(b).is_maxtext) and len(namings_a) * len(namings_b) > 1:
+        result = max(product(namings_a, namings_b), key=_names_in_common)
     sides: tuple[Side, Side] = ("A", "B")
     remarks = [
         Remark(declared, side) for item, side in zip(result, sides, strict=True) for declared in item.remarks
@@ -171,27 +171,27 @@ def _names_in_common(sides: tuple[HubModel, HubModel]) -> int:
     return len(one & other)
 
 
-def _ways_of_names(tree: Tree, other: Tree, options: AlignOptions) -> list[HubModel]:
+def _candidate_namings(tree: Tree, other: Tree, options: AlignOptions) -> list[HubModel]:
     """Return a tree under its own names, and under Hub names if PyTorch trainers name it differently."""
     if view_of(tree).is_maxtext:
         return [HubModel(tree)]
-    built = as_hub_model(tree, _files(tree, options, other).config or other.metadata.config)
-    return [HubModel(tree)] if built.tree is tree else [HubModel(tree), built]
+    result = as_hub_model(tree, _files(tree, options, other).config or other.metadata.config)
+    return [HubModel(tree)] if result.tree is tree else [HubModel(tree), result]
 
 
-def _own_names(tree: Tree) -> NamedArrays[LazyArray]:
+def _unwrapped_names(tree: Tree) -> NamedArrays[LazyArray]:
     """Return a tree's own names, without the flavor and with separate layers; cached."""
-    return tree.once(_named)
+    return tree.once(_named_arrays)
 
 
 def _with_carried(tree: Tree) -> NamedArrays[LazyArray]:
     """Return a MaxText tree under its own names, including the Hugging Face arrays that it carries."""
-    named = _own_names(tree)
+    named = _unwrapped_names(tree)
     carried = carried_arrays(tree)
     return replace(named, arrays={**carried, **named.arrays}) if carried else named
 
 
-def _named(tree: Tree) -> NamedArrays[LazyArray]:
+def _named_arrays(tree: Tree) -> NamedArrays[LazyArray]:
     view, remarks, naming = view_of(tree), list[str](), list[str]()
     if view.flavour.name:
         naming.append(f"the name prefix of {view.flavour.name} is ignored")
@@ -236,22 +236,22 @@ def _models(trees: tuple[Tree, Tree], options: AlignOptions) -> Iterator[tuple[F
             yield family, files
 
 
-def _formatted_alike(
+def _align_hugging_face(
     a: Tree, b: Tree, options: AlignOptions
 ) -> tuple[NamedArrays[LazyArray], NamedArrays[LazyArray]]:
     """Align two trees without MaxText names: by equal names, or by two namings of one family."""
-    first, second = _own_names(a), _own_names(b)
+    first, second = _unwrapped_names(a), _unwrapped_names(b)
     if first.arrays.keys() == second.arrays.keys():
         return first, second
     for family in [family for family, _ in _models((a, b), options)] or families().values():
-        mine, theirs = (family.spelling_of(item.arrays) for item in (first, second))
+        spelling_a, spelling_b = (family.spelling_of(item.arrays) for item in (first, second))
         anchor = family.rows[0].right.key
         if (
-            mine != theirs
-            and str(mine.key(anchor)) in first.arrays
-            and str(theirs.key(anchor)) in second.arrays
+            spelling_a != spelling_b
+            and str(spelling_a.key(anchor)) in first.arrays
+            and str(spelling_b.key(anchor)) in second.arrays
         ):
-            return _without_prefixes(first, mine), _without_prefixes(second, theirs)
+            return _strip_prefixes(first, spelling_a), _strip_prefixes(second, spelling_b)
     return first, second
 
 
@@ -274,7 +274,7 @@ def _config_remarks(
             yield Remark(f"not compared: {file}, which differs in {sample_names(names)}")
 
 
-def _configured_sizes(trees: tuple[Tree, Tree], options: AlignOptions) -> dict[str, int]:
+def _sizes_from_config(trees: tuple[Tree, Tree], options: AlignOptions) -> dict[str, int]:
     """Return the lengths of a model's axes from its configuration alone, for use when no names are mapped."""
     for family, files in _models(trees, options):
         if files.config is not None:
@@ -287,7 +287,7 @@ def _configured_sizes(trees: tuple[Tree, Tree], options: AlignOptions) -> dict[s
     return {}
 
 
-def _without_prefixes(named: NamedArrays[LazyArray], spelling: Spelling) -> NamedArrays[LazyArray]:
+def _strip_prefixes(named: NamedArrays[LazyArray], spelling: Spelling) -> NamedArrays[LazyArray]:
     """Return names without the prefixes of one spelling, if they stay distinct."""
     if not spelling.prefixes:
         return named
@@ -298,7 +298,7 @@ def _without_prefixes(named: NamedArrays[LazyArray], spelling: Spelling) -> Name
     return replace(named, arrays=arrays, naming=naming)
 
 
-def _with_what_both_have(
+def _common_arrays(
     first: NamedArrays[LazyArray],
     second: NamedArrays[LazyArray],
     options: AlignOptions,
@@ -312,41 +312,43 @@ def _with_what_both_have(
     a, b = dict(first.arrays), with_joints_of(second.arrays, first.arrays)
     remarks = [Remark(text, "A") for text in first.remarks] + [Remark(text, "B") for text in second.remarks]
     naming = [Remark(text, "A") for text in first.naming] + [Remark(text, "B") for text in second.naming]
-    built: Pairing[LazyArray] = Pairing(a, b, tuple(remarks), tuple(naming), {**second.sizes, **first.sizes})
-    mine, theirs = _roles(a), _roles(b)
-    training = ["optimizer" in item.values() for item in (mine, theirs)]
-    if not any("parameter" in item.values() for item in (mine, theirs)):
-        return built
+    result: Pairing[LazyArray] = Pairing(a, b, tuple(remarks), tuple(naming), {**second.sizes, **first.sizes})
+    roles_a, roles_b = _roles(a), _roles(b)
+    training = ["optimizer" in item.values() for item in (roles_a, roles_b)]
+    if not any("parameter" in item.values() for item in (roles_a, roles_b)):
+        return result
     uncompared: list[Uncompared] = []
     sides: tuple[tuple[Side, dict[str, LazyArray], set[str], dict[str, Role]], ...]
-    sides = ("A", a, {*b}, mine), ("B", b, {*a}, theirs)
+    sides = ("A", a, {*b}, roles_a), ("B", b, {*a}, roles_b)
     for side, arrays, others, role in sides:
         if is_conversion and STEP not in others:
             # A conversion to MaxText writes a step, which Hugging Face models do not have.
             arrays.pop(STEP, None)
         if options.parameters:
-            state, why = [name for name in arrays if role[name] != "parameter"], ""
+            state, reason = [name for name in arrays if role[name] != "parameter"], ""
         elif any(training) and not all(training):
             state = [name for name in arrays if role[name] != "parameter"]
-            why = "as only one of them is a training checkpoint"
+            reason = "as only one of them is a training checkpoint"
         else:
             # A trainer or a format may store steps and random states elsewhere.
             state = [name for name in arrays if role[name] == "other" and name not in others]
-            why = "as the other side has no such state"
+            reason = "as the other side has no such state"
         if options.lists_state and not options.parameters:
             continue
-        if state and why:
-            uncompared.append(Uncompared(Remark(f"left out, {why}: {_listed(state)}", side), tuple(state)))
+        if state and reason:
+            uncompared.append(
+                Uncompared(Remark(f"left out, {reason}: {_format_names(state)}", side), tuple(state))
+            )
         for name in state:
             del arrays[name]
-    return replace(built, uncompared=tuple(uncompared))
+    return replace(result, uncompared=tuple(uncompared))
 
 
-def _listed(names: list[str]) -> str:
+def _format_names(names: list[str]) -> str:
     """Return the number of arrays and the first names, or the name of a single array."""
     folds = fold_lines(names)
-    shown = folds[:_SHOWN] + ([f"{len(folds) - _SHOWN} more"] if len(folds) > _SHOWN else [])
-    return names[0] if len(names) == 1 else f"{array_count(names)} ({', '.join(shown)})"
+    visible = folds[:_MAX_SHOWN] + ([f"{len(folds) - _MAX_SHOWN} more"] if len(folds) > _MAX_SHOWN else [])
+    return names[0] if len(names) == 1 else f"{array_count(names)} ({', '.join(visible)})"
 
 
 def _roles(arrays: Arrays) -> dict[str, Role]:
@@ -383,11 +385,11 @@ class UnnamedSide:
 
     def _common_names(self, family: Family) -> int:
         try:
-            built = replace(self, files=ModelFiles())._made(family, ModelOptions()).arrays.keys()
+            result = replace(self, files=ModelFiles())._map(family, ModelOptions()).arrays.keys()
         except CheckpointError:
             # Rows whose sizes contradict the arrays produce no names.
             return 0
-        names = {with_slashes(key) for key in built}
+        names = {with_slashes(key) for key in result}
         return len(names & self.beside.keys()) if self.beside else len(names)
 
     def mapped(self, family: Family, model: ModelOptions) -> NamedArrays[LazyArray]:
@@ -398,8 +400,8 @@ class UnnamedSide:
         Raises:
             ConfigError: The configuration contradicts itself.
         """
-        mapped = self._made(family, model)
-        built = {with_slashes(key): array for key, array in mapped.arrays.items()}
+        mapped = self._map(family, model)
+        result = {with_slashes(key): array for key, array in mapped.arrays.items()}
         naming = [f"names are mapped to MaxText's by the rows of family {family.name}"]
         if self.files.config is None:
             naming.append(
@@ -410,34 +412,34 @@ class UnnamedSide:
         unplaced = (*mapped.unused, *mapped.dropped)
         if unplaced:
             naming.append(f"compared under their own names, as MaxText lacks them: {array_count(unplaced)}")
-        left = {name: self.arrays[name] for name in unplaced if name not in built}
+        left = {name: self.arrays[name] for name in unplaced if name not in result}
         return NamedArrays(
-            {**built, **left},
+            {**result, **left},
             naming=tuple(naming),
             sizes=mapped.sizes,
             head=tying.LEFT_HEAD,
             unused=family.unused,
         )
 
-    def _made(self, family: Family, model: ModelOptions) -> Mapped:
+    def _map(self, family: Family, model: ModelOptions) -> Mapped:
         arrays, config = self.arrays, self.files.config
         spelling = family.spelling_of(arrays)
         head = tying.right_head(family, spelling)
         # An existing output head is compared regardless of the configuration.
         tied = tying.tied_flags("keep", head.head if head else None, arrays)
         flags = {**rope_flags(family, model), **tied}
-        there = family.towers_in(name.replace("/", ".") for name in self.beside)
-        without = [tower for tower in family.towers if self.beside and tower not in there]
+        towers = family.towers_in(name.replace("/", ".") for name in self.beside)
+        without = [tower for tower in family.towers if self.beside and tower not in towers]
         table = family.table(config, self.files.location, spelling=spelling, overrides=flags, without=without)
         if config is None:
             table = replace(table, sizes={**layers_of(family, spelling, arrays), **table.sizes})
-        beside = {name.replace("/", "."): array for name, array in self.beside.items()}
-        built = table.to_left_partly(arrays, beside)
+        dotted_arrays = {name.replace("/", "."): array for name, array in self.beside.items()}
+        result = table.to_left_partly(arrays, dotted_arrays)
 
         def exactly() -> Arrays:
-            return table.to_left_partly(arrays, beside, exact=True).arrays
+            return table.to_left_partly(arrays, dotted_arrays, exact=True).arrays
 
-        return replace(built, arrays=as_wide_as(beside, built.arrays, exactly))
+        return replace(result, arrays=as_wide_as(dotted_arrays, result.arrays, exactly))
 
 
 def layers_of(family: Family, spelling: Spelling, arrays: Arrays) -> dict[str, Size]:
@@ -455,15 +457,15 @@ def with_slashes(key: str) -> str:
 def with_joints_of(arrays: Arrays, names: Arrays) -> dict[str, LazyArray]:
     """Rename arrays whose names differ from those in `names` only in the separator of keys."""
     known = {name.replace("/", "."): name for name in names}
-    built = {name if name in names else known.get(name.replace("/", "."), name): name for name in arrays}
-    if len(built) != len(arrays):
+    result = {name if name in names else known.get(name.replace("/", "."), name): name for name in arrays}
+    if len(result) != len(arrays):
         return dict(arrays)
-    return {new: arrays[old] for new, old in built.items()}
+    return {new: arrays[old] for new, old in result.items()}
 
 
 def as_wide_as(
-    there: Mapping[str, LazyArray],
-    built: Mapping[str, LazyArray],
+    other: Mapping[str, LazyArray],
+    arrays: Mapping[str, LazyArray],
     exactly: Callable[[], Mapping[str, LazyArray]],
 ) -> Mapping[str, LazyArray]:
     """Return the arrays of a conversion, without rounding those that are stored with 32 bits instead of 16.
@@ -475,12 +477,12 @@ def as_wide_as(
         built: Arrays of a conversion that may round, under the same names.
         exactly: Returns the arrays of a conversion without rounding.
     """
-    short = [name for name, array in built.items() if _has_bits(array, 16)]
-    wide = {name for name in short if name in there and _has_bits(there[name], 32)}
-    if not wide or all(name in wide for name in short if name in there):
-        return built
+    short = [name for name, array in arrays.items() if _has_bits(array, 16)]
+    wide = {name for name in short if name in other and _has_bits(other[name], 32)}
+    if not wide or all(name in wide for name in short if name in other):
+        return arrays
     exact = exactly()
-    return {name: exact[name] if name in wide else array for name, array in built.items()}
+    return {name: exact[name] if name in wide else array for name, array in arrays.items()}
 
 
 def _has_bits(array: LazyArray, bits: int) -> bool:

@@ -15,7 +15,7 @@ from ckpttools.array.read_blocks import subview
 from ckpttools.array.scratch import Scratch
 from ckpttools.compare.measure import EXACT, SCRATCH_BYTES, Deviation, Tolerances, block_elements, deviation
 from ckpttools.compare.norms import Distance, Sums, sums
-from ckpttools.compare.verify import same_bits, side_by_side
+from ckpttools.compare.verify import have_equal_bits, side_by_side
 from ckpttools.core.budget import estimate_names_bytes
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
@@ -132,10 +132,12 @@ def _outcome(total: Deviation, same_type: bool, tolerances: Tolerances) -> Outco
     return "within" if total.differing or total.other_bits else "equal"
 
 
-def of_leaf(each: LeafDifference) -> ArrayDiff:
+def leaf_diff(difference: LeafDifference) -> ArrayDiff:
     """Return the entry of a leaf that is not an array, or of another kind."""
-    a, b = (None if kind is None else ArrayType(kind, ()) for kind in (each.a, each.b))
-    return ArrayDiff(each.name, "only in B" if a is None else "only in A" if b is None else "kind", a, b)
+    a, b = (None if kind is None else ArrayType(kind, ()) for kind in (difference.a, difference.b))
+    return ArrayDiff(
+        difference.name, "only in B" if a is None else "only in A" if b is None else "kind", a, b
+    )
 
 
 _Measured = dict[str, tuple[Deviation, Sums]]
@@ -248,7 +250,7 @@ class _PairMeasurer:
     ) -> _Measured | None:
         """Return the measures of a piece; None if it and all earlier ones of its pair are bit-identical."""
         dtypes = self.dtypes(index)
-        if dtypes[0] == dtypes[1] and same_bits(*values):
+        if dtypes[0] == dtypes[1] and have_equal_bits(*values):
             if index not in self.differing:
                 return None
             return self.measure_alike(index, region, values, scratch)

@@ -11,7 +11,7 @@ from ckpttools.compare.diff import ArrayDiff
 from ckpttools.compare.norms import Distance
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.text import natural_key
-from ckpttools.maxtext.layers import numbered_layer
+from ckpttools.maxtext.layers import split_layer_number
 from ckpttools.roles.of_tree import Role, Typed, roles_of
 
 
@@ -115,5 +115,5 @@ def _grouped(items: Iterable[ArrayDiff], key: Callable[[ArrayDiff], str]) -> lis
 
 def _layer(name: str) -> str:
     """Return the layer of an array, as the beginning of its name; the whole name if it is in none."""
-    result = numbered_layer(name)
+    result = split_layer_number(name)
     return name if result is None else f"{result[0]}{result[1]}"

@@ -17,13 +17,15 @@ from ckpttools.digest.pairing import Difference, Pairing
 from ckpttools.roles.of_tree import Typed
 
 
-def diffing(source: str, checkpoint: str) -> str:
+def diff_command(source: str, checkpoint: str) -> str:
     """Return the command or call that compares two checkpoints value by value."""
     sides = source or "SRC", checkpoint or "DST"
     return action("diff", *sides)
 
 
-def after_verify(result: Collection[Difference], both: Pairing[LazyArray], compared: str) -> tuple[str, ...]:
+def hints_after_verify(
+    result: Collection[Difference], both: Pairing[LazyArray], compared: str
+) -> tuple[str, ...]:
     """Return hints after a bit-exact comparison.
 
     Args:
@@ -40,16 +42,16 @@ def after_verify(result: Collection[Difference], both: Pairing[LazyArray], compa
     reasons = {item.reason for item in rest}
     if reasons in ({"missing"}, {"extra"}) and all(item.name.endswith(_HEAD) for item in rest):
         has = location("against" if reasons == {"missing"} else "checkpoint")
-        told = (
+        hints = (
             f"only {has} has an output head: {compared} reports if it equals the embedding; otherwise "
             "the head has its own values"
         )
-        return (told, cast) if dtypes else (told,)
+        return (hints, cast) if dtypes else (hints,)
     if not _are_state(rest, both.a, both.b):
         if both.head is not None and {item.reason for item in result} == {"missing"}:
             pattern = option("drop", "PATTERN")
             return (f"{pattern} compares without arrays that were left out on purpose",)
-        return _of_parameters(result, compared)
+        return _parameter_hints(result, compared)
     alone = f"{option('parameters', True)} compares only the parameters"
     if rest and dtypes:
         return (f"two options are needed: {alone}, and {cast}",)
@@ -58,7 +60,7 @@ def after_verify(result: Collection[Difference], both: Pairing[LazyArray], compa
     return (alone,) if rest else ()
 
 
-def _of_parameters(result: Collection[Difference], compared: str) -> tuple[str, ...]:
+def _parameter_hints(result: Collection[Difference], compared: str) -> tuple[str, ...]:
     """Yield a hint for differing parameters: no option ignores them, but the cause may be known."""
     sides = [{item.name for item in result if item.reason == reason} for reason in ("missing", "extra")]
     stacked = [{_LAYER_NUMBER.sub(r"\1", name) for name in side} for side in sides]
@@ -77,8 +79,8 @@ _HEAD = "lm_head.weight"
 _LAYER_NUMBER = re.compile(r"(layers)_\d+(?=/)")
 
 
-def after_manifest(
-    result: Collection[Difference], mine: Mapping[str, Typed], expected: Mapping[str, Typed]
+def hints_after_manifest(
+    result: Collection[Difference], actual: Mapping[str, Typed], expected: Mapping[str, Typed]
 ) -> tuple[str, ...]:
     """Return hints after a comparison with digests.
 
@@ -86,36 +88,36 @@ def after_manifest(
         result: All differences.
         mine, expected: The compared digests, by name.
     """
-    if mine and expected and not mine.keys() & expected.keys():
+    if actual and expected and not actual.keys() & expected.keys():
         return (
             "no array has the same name on both sides: the manifest has the names that are stored in SRC; "
             f"{action('hash', 'SRC', names='maxtext', manifest='FILE')} writes MaxText's digests, which "
             "fit either side; "
             f"{action('verify', 'DST', 'SRC')} needs no manifest",
         )
-    if not result or not _are_state(result, mine, expected):
+    if not result or not _are_state(result, actual, expected):
         return ()
     return (f"{option('parameters', True)} compares only the parameters",)
 
 
 def _are_state(
-    result: Collection[Difference], mine: Mapping[str, Typed], expected: Mapping[str, Typed]
+    result: Collection[Difference], actual: Mapping[str, Typed], expected: Mapping[str, Typed]
 ) -> bool:
     """Return whether parameters were compared and no difference concerns one."""
     if not result:
         return True
-    sides = parameters_among(mine), parameters_among(expected)
+    sides = parameters_among(actual), parameters_among(expected)
     return bool(sides[0] & sides[1]) and not {item.name for item in result} & (sides[0] | sides[1])
 
 
 def _are_floats(name: str, both: Pairing[LazyArray]) -> bool:
     if name not in both.a or name not in both.b:
         return False
-    here, there = both.a[name], both.b[name]
-    return here.shape == there.shape and here.dtype.is_float and there.dtype.is_float
+    array_a, array_b = both.a[name], both.b[name]
+    return array_a.shape == array_b.shape and array_a.dtype.is_float and array_b.dtype.is_float
 
 
-def after_diff(
+def hints_after_diff(
     result: Collection[ArrayDiff], arrays: Mapping[str, LazyArray], a: str, b: str
 ) -> tuple[str, ...]:
     """Return hints about the likely reasons for the differences that `diff` found.
@@ -144,20 +146,20 @@ def after_diff(
     return ()
 
 
-def _verify(source: str, built: str, **options: bool) -> str:
-    return call("verify", built, source, **options)
+def _verify(source: str, text: str, **options: bool) -> str:
+    return call("verify", text, source, **options)
 
 
-def _is_rounded(each: ArrayDiff) -> bool:
+def _is_rounded(diff: ArrayDiff) -> bool:
     """Return whether all numbers are equal in the coarser of the two dtypes."""
-    apart = each.deviation
-    same = apart is not None and apart.max_ulp == 0 and apart.nan == 0
-    return each.outcome == "dtype" or (each.outcome == "differs" and same and _widths(each) != 0)
+    deviation = diff.deviation
+    same = deviation is not None and deviation.max_ulp == 0 and deviation.nan == 0
+    return diff.outcome == "dtype" or (diff.outcome == "differs" and same and _widths(diff) != 0)
 
 
-def _widths(each: ArrayDiff) -> int:
+def _widths(diff: ArrayDiff) -> int:
     """Return 1 if A has more bits per element than B, -1 if it has fewer, and 0 otherwise."""
-    if each.a is None or each.b is None:
+    if diff.a is None or diff.b is None:
         return 0
-    a, b = (DTYPES[spec.dtype].bits for spec in (each.a, each.b))
+    a, b = (DTYPES[spec.dtype].bits for spec in (diff.a, diff.b))
     return (a > b) - (a < b)

@@ -55,7 +55,7 @@ class Tolerances:
 
 EXACT = Tolerances()
 
-MOST_STEPS = 1024
+MAX_STEPS = 1024
 """Most units in the last place that are counted. Values that are farther apart are not one value rounded in
 different ways, and their relative difference describes them better."""
 
@@ -87,7 +87,7 @@ def deviation(
             left, right = left[locations], right[locations]
     if not left.size:
         return Deviation(a.size)
-    result = _of_elements(left, right, dtypes, tolerances, scratch or Scratch(SCRATCH_BYTES))
+    result = _measure_elements(left, right, dtypes, tolerances, scratch or Scratch(SCRATCH_BYTES))
     if result.first is not None:
         (where,) = result.first if locations is None else (locations[result.first[0]],)
         result = replace(result, first=tuple(map(int, np.unravel_index(where, a.shape))))
@@ -106,7 +106,7 @@ def _unequal_bits(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.asarray(np.not_equal(*halves).any(axis=-1))
 
 
-def _of_elements(
+def _measure_elements(
     a: np.ndarray, b: np.ndarray, dtypes: tuple[DType, DType], tolerances: Tolerances, scratch: Scratch
 ) -> Deviation:
     """Measure elements one by one."""
@@ -116,12 +116,14 @@ def _of_elements(
             return result
     total = Deviation()
     for start in range(0, a.size, _PART):
-        part = _of_part(a[start : start + _PART], b[start : start + _PART], dtypes, tolerances)
+        part = _measure_part(a[start : start + _PART], b[start : start + _PART], dtypes, tolerances)
         total += replace(part, first=(part.first[0] + start,)) if part.first else part
     return total
 
 
-def _of_part(a: np.ndarray, b: np.ndarray, dtypes: tuple[DType, DType], tolerances: Tolerances) -> Deviation:
+def _measure_part(
+    a: np.ndarray, b: np.ndarray, dtypes: tuple[DType, DType], tolerances: Tolerances
+) -> Deviation:
     """Measure a few consecutive elements in float64."""
     x, y = (as_doubles(item, dtype) for item, dtype in zip((a, b), dtypes, strict=True))
     steps = steps_between(a, b, dtypes)
@@ -159,7 +161,7 @@ def _counted(steps: np.ndarray | None, where: np.ndarray, dtypes: tuple[DType, D
     if steps is None or (dtypes[0].is_whole and where.any()):
         return None
     most = int(steps.max(where=where, initial=0))
-    return most if most <= MOST_STEPS else None
+    return most if most <= MAX_STEPS else None
 
 
 def _largest(values: np.ndarray, where: np.ndarray) -> float:
@@ -170,11 +172,11 @@ IN_FLOAT32 = ("float16", "bfloat16", "float32")
 """Dtypes that float32 can represent, with the layout that `steps_into` needs."""
 
 # Relative errors of float32 results here are less than 2**-22 ...
-_HAIR = 2.0**-20
+_MARGIN = 2.0**-20
 # ... and absolute errors of subnormal results are less than this.
 _LEAST = 2.0**-140
 # If more elements than this are close, the general method is used.
-_MOST = 1 << 15
+_MAX_CLOSE = 1 << 15
 # If fewer than 1/16 of the signs differ, selecting these elements takes less time than processing all.
 _FEW = 16
 # Number of elements with the largest relative difference whose steps are counted first.
@@ -221,13 +223,13 @@ def deviation_in_float32(
             if tolerances.any:
                 if tolerances.ulp:
                     _steps(steps, sides, dtypes, scratch)
-                beyond = _beyond(mask, gap, magnitudes, steps, y, sides, dtypes, tolerances, scratch)
+                beyond = _count_over(mask, gap, magnitudes, steps, y, sides, dtypes, tolerances, scratch)
                 first = int(mask.argmax()) if beyond else first
             # 0 in proportion to 0 is NaN, and ignored.
             relative = np.divide(gap, magnitudes, out=y)
             ends = (gap, limit), (relative, float(np.fmax.reduce(relative)))
             farthest = np.concatenate([_near_end(item, end, mask) for item, end in ends])
-        if beyond is None or farthest.size > _MOST:
+        if beyond is None or farthest.size > _MAX_CLOSE:
             return None
         apart, magnitude = _exactly(farthest, sides, dtypes)
         return Deviation(
@@ -259,11 +261,11 @@ def _most_steps(
     """
     sample = farthest[-_SAMPLE:]
     some = steps_between(sides[0][sample], sides[1][sample], dtypes)
-    if some is None or some.max(initial=0) > MOST_STEPS:
+    if some is None or some.max(initial=0) > MAX_STEPS:
         return None
     _steps(steps, sides, dtypes, scratch)
     most = int(steps.max())
-    return most if most <= MOST_STEPS else None
+    return most if most <= MAX_STEPS else None
 
 
 def _steps(out: np.ndarray, carriers: Sides, dtypes: Dtypes, scratch: Scratch) -> None:
@@ -330,10 +332,10 @@ def _farthest_signs(
 
 def _near_end(values: np.ndarray, end: float, mask: np.ndarray | None = None) -> np.ndarray:
     """Return where values may be the largest, which is about `end`; `mask` is overwritten."""
-    return np.flatnonzero(np.greater_equal(values, end * (1 - _HAIR), out=mask))
+    return np.flatnonzero(np.greater_equal(values, end * (1 - _MARGIN), out=mask))
 
 
-def _beyond(
+def _count_over(
     mask: np.ndarray,
     gap: np.ndarray,
     size: np.ndarray,
@@ -352,18 +354,18 @@ def _beyond(
     """
     with scratch.take(mask.shape, _BOOL) as sure:
         np.add(np.multiply(size, tolerances.rtol, out=bound), tolerances.atol, out=bound)
-        np.multiply(bound, 1 + _HAIR, out=bound)
+        np.multiply(bound, 1 + _MARGIN, out=bound)
         np.greater(gap, np.add(bound, _LEAST, out=bound), out=sure)
-        np.multiply(bound, 1 - 3 * _HAIR, out=bound)
+        np.multiply(bound, 1 - 3 * _MARGIN, out=bound)
         np.maximum(np.subtract(bound, 4 * _LEAST, out=bound), 0, out=bound)
         np.greater(gap, bound, out=mask)
         if tolerances.ulp:
             mask &= np.greater(steps, tolerances.ulp)
         doubtful = np.flatnonzero(np.greater(mask, sure, out=sure))
-    if doubtful.size > _MOST:
+    if doubtful.size > _MAX_CLOSE:
         return None
-    apart, magnitude = _exactly(doubtful, sides, dtypes)
-    mask[doubtful] &= apart > tolerances.atol + tolerances.rtol * magnitude
+    distance, magnitude = _exactly(doubtful, sides, dtypes)
+    mask[doubtful] &= distance > tolerances.atol + tolerances.rtol * magnitude
     return int(np.count_nonzero(mask))
 
 
@@ -450,18 +452,18 @@ def steps_between(a: np.ndarray, b: np.ndarray, dtypes: tuple[DType, DType]) -> 
     if kinds == {"float"}:
         dtype = coarser(*dtypes)
         sides = (_rounded(item, own, dtype) for item, own in zip((a, b), dtypes, strict=True))
-        steps = _between(*(_ranks(side, dtype) for side in sides))
+        steps = _distance(*(_ranks(side, dtype) for side in sides))
         for item, own in zip((a, b), dtypes, strict=True):
             if own != dtype:
                 size = np.abs(as_doubles(item, own))
                 steps[(size >= dtype.beyond_range) & np.isfinite(size)] = 1 << dtype.bits
         return steps
     if kinds == {"int"} and (dtypes[0] == dtypes[1] or "uint64" not in (d.name for d in dtypes)):
-        return _between(*(_integers(item, own) for item, own in zip((a, b), dtypes, strict=True)))
+        return _distance(*(_integers(item, own) for item, own in zip((a, b), dtypes, strict=True)))
     if kinds == {"complex"} and dtypes[0] == dtypes[1]:
         part = DTYPES["float32" if dtypes[0].name == "complex64" else "float64"]
         halves = [_ranks(item.view(part.carrier).reshape(-1, 2), part) for item in (a, b)]
-        return np.asarray(_between(*halves).max(axis=-1))
+        return np.asarray(_distance(*halves).max(axis=-1))
     return None
 
 
@@ -506,10 +508,10 @@ def _integers(carriers: np.ndarray, dtype: DType) -> np.ndarray:
     return np.asarray(values if dtype.name == "uint64" else values.astype(np.int64))
 
 
-def _between(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def _distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return |a - b| as unsigned integers, since signed integers can overflow."""
-    apart: np.ndarray = np.where(a > b, a - b, b - a)
-    return apart.view(np.uint64)
+    distance: np.ndarray = np.where(a > b, a - b, b - a)
+    return distance.view(np.uint64)
 
 
 def _rounded(carriers: np.ndarray, dtype: DType, to: DType) -> np.ndarray:

@@ -279,19 +279,19 @@ def _of_part(a: np.ndarray, b: np.ndarray, dtypes: tuple[DType, DType]) -> Sums:
     apart = None if steps is None else steps.astype(_DOUBLE)
     if np.iscomplexobj(x) or np.iscomplexobj(y):
         x, y = (np.ascontiguousarray(item, np.complex128).view(_DOUBLE) for item in (x, y))
-    (x, high), (y, low) = _near_one(x), _near_one(y)
+    (x, high), (y, low) = _scale_near_one(x), _scale_near_one(y)
     if apart is None:
         # Halves, as the difference of the largest numbers is infinite.
         apart = np.ldexp(x, high - max(high, low) - 1) - np.ldexp(y, low - max(high, low) - 1)
-        apart, shift = _near_one(apart)
+        apart, shift = _scale_near_one(apart)
         shift += max(high, low) + 1
     else:
-        apart, shift = _near_one(apart)
+        apart, shift = _scale_near_one(apart)
     products = _product(x, x), _product(y, y), _product(x, y), _product(apart, apart)
     return Sums.of(int(np.count_nonzero(finite)), products, (2 * high, 2 * low, high + low, 2 * shift))
 
 
-def _near_one(values: np.ndarray) -> tuple[np.ndarray, int]:
+def _scale_near_one(values: np.ndarray) -> tuple[np.ndarray, int]:
     """Return values divided by a power of two, so that none is above 1, and the exponent of that power."""
     exponent = frexp(float(np.abs(values).max(initial=0.0)))[1]
     return np.ldexp(values, -exponent), exponent

@@ -14,20 +14,20 @@ from ckpttools.core.text import array_count
 from ckpttools.digest.pairing import Pairing, Remark, Side
 from ckpttools.maxtext.stored_head import StoredHead
 from ckpttools.maxtext.tied_embeddings import LEFT_HEAD
-from ckpttools.maxtext.vocabulary import counted_rows, without_vocabulary_padding
+from ckpttools.maxtext.vocabulary import count_surplus_rows, drop_vocabulary_padding
 from ckpttools.roles.buffers import is_buffer
 
 
-def settled(both: Pairing[LazyArray], way: str | None, memory: int) -> Pairing[LazyArray]:
+def drop_implied(both: Pairing[LazyArray], padding_mode: str | None, memory: int) -> Pairing[LazyArray]:
     """Leave out arrays and rows that the other side implies: padding rows, buffers, a tied head.
 
     For arguments and errors, see `without_padding`, `without_computed_buffers` and `without_equal_head`.
     """
-    built = without_computed_buffers(without_padding(both, way, memory), memory)
-    return without_equal_head(built, memory)
+    result = drop_computed_buffers(drop_padding(both, padding_mode, memory), memory)
+    return drop_equal_head(result, memory)
 
 
-def without_padding(both: Pairing[LazyArray], way: str | None, memory: int) -> Pairing[LazyArray]:
+def drop_padding(both: Pairing[LazyArray], padding_mode: str | None, memory: int) -> Pairing[LazyArray]:
     """Leave out MaxText's rows beyond Hugging Face's vocabulary if they are zeros. Reads these rows.
 
     Other rows become an array of their own on that side, as do learned arrays that only MaxText has.
@@ -41,19 +41,21 @@ def without_padding(both: Pairing[LazyArray], way: str | None, memory: int) -> P
         CheckpointError: The rows cannot be read, or the memory is too small.
     """
     extra = {name: item for name, item in both.extra.items() if name in both.b or item.is_whole}
-    rows = counted_rows(extra, way, memory)
-    built = replace(both, b={**both.b, **rows.arrays}, remarks=(*both.remarks, *map(Remark, rows.remarks)))
+    rows = count_surplus_rows(extra, padding_mode, memory)
+    result = replace(both, b={**both.b, **rows.arrays}, remarks=(*both.remarks, *map(Remark, rows.remarks)))
     if both.maxtext is None:
-        return built
-    mine, theirs = (both.a, both.b) if both.maxtext == "A" else (both.b, both.a)
-    less = without_vocabulary_padding(mine, {name: item.shape for name, item in theirs.items()}, way, memory)
-    remarks = (*built.remarks, *(Remark(text, both.maxtext) for text in less.remarks))
+        return result
+    maxtext_side, hf_side = (both.a, both.b) if both.maxtext == "A" else (both.b, both.a)
+    less = drop_vocabulary_padding(
+        maxtext_side, {name: item.shape for name, item in hf_side.items()}, padding_mode, memory
+    )
+    remarks = (*result.remarks, *(Remark(text, both.maxtext) for text in less.remarks))
     if both.maxtext == "A":
-        return replace(built, a=less.arrays, remarks=remarks)
-    return replace(built, b=less.arrays, remarks=remarks)
+        return replace(result, a=less.arrays, remarks=remarks)
+    return replace(result, b=less.arrays, remarks=remarks)
 
 
-def without_equal_head(both: Pairing[LazyArray], memory: int) -> Pairing[LazyArray]:
+def drop_equal_head(both: Pairing[LazyArray], memory: int) -> Pairing[LazyArray]:
     """Leave out an output head that only one side stores, if it equals the embedding. Reads both arrays.
 
     A model without a head uses the embedding instead. A head that differs from the embedding counts as
@@ -80,8 +82,8 @@ def without_equal_head(both: Pairing[LazyArray], memory: int) -> Pairing[LazyArr
                 return replace(both, remarks=(*both.remarks, Remark(text, side)))
             text = f"the output head equals the embedding, which the other side stores once: {names.head}"
             rest = {name: array for name, array in own.items() if name != names.head}
-            built = replace(both, a=rest) if side == "A" else replace(both, b=rest)
-            return replace(built, remarks=(*both.remarks, Remark(text, side)))
+            result = replace(both, a=rest) if side == "A" else replace(both, b=rest)
+            return replace(result, remarks=(*both.remarks, Remark(text, side)))
     return both
 
 
@@ -95,7 +97,7 @@ _RELATIVE, _ANGLES = 1e-5, 2e-3
 _FORBIDDEN = -1e4
 
 
-def without_computed_buffers(both: Pairing[LazyArray], memory: int) -> Pairing[LazyArray]:
+def drop_computed_buffers(both: Pairing[LazyArray], memory: int) -> Pairing[LazyArray]:
     """Leave out buffers that only one side has if they have the values that a model computes.
 
     Reads the buffers.
@@ -198,13 +200,15 @@ def _frequencies(config: Mapping[str, Any], count: int) -> Iterator[np.ndarray]:
             if kind == "linear":
                 yield plain / factor
             elif kind == "llama3" and all(isinstance(item, int | float) for item in scale.values()):
-                yield _stretched(plain, *(float(scale[name]) for name in _LLAMA3))
+                yield _llama3_frequencies(plain, *(float(scale[name]) for name in _LLAMA3))
 
 
 _LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
-def _stretched(plain: np.ndarray, factor: float, low: float, high: float, length: float) -> np.ndarray:
+def _llama3_frequencies(
+    plain: np.ndarray, factor: float, low: float, high: float, length: float
+) -> np.ndarray:
     """Return frequencies as scaled in Llama 3.1: long waves by the factor, with a smooth transition."""
     turns = length * plain / (2 * pi)
     smooth = np.clip((turns - low) / (high - low), 0, 1)

@@ -10,7 +10,7 @@ import numpy as np
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.compare.causes.base import Cause
-from ckpttools.compare.samples import sampled
+from ckpttools.compare.samples import read_samples
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.message_terms import action
@@ -19,7 +19,7 @@ from ckpttools.maxtext.layers import split_number
 from ckpttools.maxtext.versions import LAYERS
 
 _SWAP = f"rename the arrays of one side with {action('remap')}, or convert again with the right rows"
-_SHOWN = 8
+_MAX_SHOWN = 8
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Candidates:
 
 def sample_key(array: LazyArray) -> bytes | None:
     """Return a sample of an array, coarse enough to be the same in every dtype; None for a constant."""
-    parts = sampled(array)
+    parts = read_samples(array)
     if not parts:
         return None
     values = np.concatenate([part.reshape(-1) for part in parts])
@@ -72,51 +72,51 @@ def moves(origins: Mapping[str, str]) -> dict[str, Cause]:
     Args:
         origins: A's name of the array, by name in B.
     """
-    built: dict[str, Cause] = {}
+    result: dict[str, Cause] = {}
     renumbered: dict[str, dict[str, tuple[str, int, int]]] = {}
     for name, origin in origins.items():
         number = _number(name, origin)
         if number is None:
-            built[name] = _renamed(name, origin, origins.get(origin) == name)
+            result[name] = _renaming_cause(name, origin, origins.get(origin) == name)
         else:
             renumbered.setdefault(template(name), {})[name] = number
     for group in renumbered.values():
-        move = _renumbered(group)
-        built.update(dict.fromkeys(group, move))
-    return built
+        move = _renumbering_cause(group)
+        result.update(dict.fromkeys(group, move))
+    return result
 
 
-def _renumbered(group: Mapping[str, tuple[str, int, int]]) -> Cause:
+def _renumbering_cause(group: Mapping[str, tuple[str, int, int]]) -> Cause:
     """Return the cause for arrays whose names differ in one number."""
-    offsets = {theirs - mine for _, mine, theirs in group.values()}
+    offsets = {new - old for _, old, new in group.values()}
     word = next(iter(group.values()))[0]
     if len(offsets) == 1:
         return Cause(
             "shifted", f"{word} are shifted: number n in B is number n{offsets.pop():+d} in A", _SWAP
         )
-    pairs = sorted({(mine, theirs) for _, mine, theirs in group.values()})
-    shown = ", ".join(f"{mine} is {theirs}" for mine, theirs in pairs[:_SHOWN])
-    more = ", …" if len(pairs) > _SHOWN else ""
-    return Cause("permuted", f"{word} are in another order: of B's and A's numbers {shown}{more}", _SWAP)
+    pairs = sorted({(old, new) for _, old, new in group.values()})
+    text = ", ".join(f"{old} is {new}" for old, new in pairs[:_MAX_SHOWN])
+    more = ", …" if len(pairs) > _MAX_SHOWN else ""
+    return Cause("permuted", f"{word} are in another order: of B's and A's numbers {text}{more}", _SWAP)
 
 
-def _renamed(name: str, origin: str, mutual: bool) -> Cause:
-    mine, theirs = _different(name, origin)
+def _renaming_cause(name: str, origin: str, mutual: bool) -> Cause:
+    old, new = _different(name, origin)
     if mutual:
-        first, second = sorted((mine, theirs))
+        first, second = sorted((old, new))
         return Cause("swapped", f"{first} and {second} are swapped", _SWAP)
-    return Cause("renamed", f"B's {mine} is A's {theirs}", _SWAP)
+    return Cause("renamed", f"B's {old} is A's {new}", _SWAP)
 
 
 def _different(name: str, other: str) -> tuple[str, str]:
     """Return the keys in which two names differ, without common keys at both ends."""
     joint = "/" if "/" in name + other else "."
-    mine, theirs = name.split(joint), other.split(joint)
-    while len(mine) > 1 and len(theirs) > 1 and mine[0] == theirs[0]:
-        del mine[0], theirs[0]
-    while len(mine) > 1 and len(theirs) > 1 and mine[-1] == theirs[-1]:
-        del mine[-1], theirs[-1]
-    return joint.join(mine), joint.join(theirs)
+    old, new = name.split(joint), other.split(joint)
+    while len(old) > 1 and len(new) > 1 and old[0] == new[0]:
+        del old[0], new[0]
+    while len(old) > 1 and len(new) > 1 and old[-1] == new[-1]:
+        del old[-1], new[-1]
+    return joint.join(old), joint.join(new)
 
 
 def template(name: str) -> str:
@@ -127,7 +127,9 @@ def template(name: str) -> str:
 def indices(name: str) -> tuple[tuple[str, int], ...]:
     """Return the numbers of layers, experts and the like in a name, each with the word that it numbers."""
     parts = _parts(name)
-    return tuple((_word(parts, k), number) for k, (_, number) in enumerate(parts) if number is not None)
+    return tuple(
+        (_counted_noun(parts, k), number) for k, (_, number) in enumerate(parts) if number is not None
+    )
 
 
 def _parts(name: str) -> list[tuple[str, int | None]]:
@@ -146,7 +148,7 @@ def _parts(name: str) -> list[tuple[str, int | None]]:
     return parts
 
 
-def _word(parts: list[tuple[str, int | None]], location: int) -> str:
+def _counted_noun(parts: list[tuple[str, int | None]], location: int) -> str:
     """Return what an index numbers: the word in its own key, or the key before it."""
     words = [word for word, _ in parts[: location + 1] if word.strip("/.")]
     return words[-1].rstrip("_") if words else "arrays"
@@ -157,5 +159,5 @@ def _number(name: str, origin: str) -> tuple[str, int, int] | None:
     if template(name) != template(origin):
         return None
     pairs = zip(indices(name), indices(origin), strict=True)
-    unlike = [(word, mine, theirs) for (word, mine), (_, theirs) in pairs if mine != theirs]
+    unlike = [(word, old, new) for (word, old), (_, new) in pairs if old != new]
     return unlike[0] if len(unlike) == 1 else None

@@ -20,7 +20,7 @@ from ckpttools.stores.memory import Bytes
 _BOX, _LAST, _SIDE = 2048, 128, 8
 _BOXES = 4
 # If reading a sample costs more than this, hypotheses are tried on a copy in memory.
-_DEAR = 1 << 20
+_EXPENSIVE_READ = 1 << 20
 
 
 def boxes(shape: Shape) -> list[Region]:
@@ -51,7 +51,7 @@ def _sides(shape: Shape) -> Shape:
     return tuple(reversed(sides))
 
 
-def in_memory(array: LazyArray, room: int) -> LazyArray:
+def load_for_sampling(array: LazyArray, room: int) -> LazyArray:
     """Copy an array to memory if its samples are expensive to read; return other arrays unchanged.
 
     Args:
@@ -59,17 +59,17 @@ def in_memory(array: LazyArray, room: int) -> LazyArray:
         room: Maximum bytes of a copy.
     """
     read = sum(array.read_cost(box).nbytes for box in boxes(array.shape))
-    if read < _DEAR or array.nbytes > room:
+    if read < _EXPENSIVE_READ or array.nbytes > room:
         return array
     return Stored(array.shape, array.dtype, Bytes("memory", array.read().tobytes()), 0, whole_bytes=True)
 
 
-def sampled(array: LazyArray) -> list[np.ndarray]:
+def read_samples(array: LazyArray) -> list[np.ndarray]:
     """Return the elements of an array's sample, as carriers."""
     return [array.read(box).view(array.dtype.carrier) for box in boxes(array.shape)]
 
 
-def same_in(region: Region, left: LazyArray, right: LazyArray, ulps: int) -> bool:
+def is_equal_within(region: Region, left: LazyArray, right: LazyArray, ulps: int) -> bool:
     """Return whether two arrays differ by at most `ulps` units in the last place within a small region."""
     values = [item.read(region).view(item.dtype.carrier) for item in (left, right)]
     return close(values[0], values[1], (left.dtype, right.dtype), ulps)
@@ -91,7 +91,7 @@ def close(
     return True
 
 
-def in_one_dtype(a: LazyArray, b: LazyArray) -> tuple[LazyArray, LazyArray]:
+def to_common_dtype(a: LazyArray, b: LazyArray) -> tuple[LazyArray, LazyArray]:
     """Return both arrays in the coarser dtype, if they have different floating-point dtypes."""
     if a.dtype == b.dtype or not (a.dtype.is_float and b.dtype.is_float):
         return a, b
@@ -104,7 +104,7 @@ def as_dtype(array: LazyArray, dtype: DType) -> LazyArray:
     return array if array.dtype == dtype else elementwise(array, Cast(dtype))
 
 
-def sampled_numbers(array: LazyArray) -> np.ndarray:
+def read_sample_values(array: LazyArray) -> np.ndarray:
     """Return the elements of an array's sample as float64, one after the other."""
-    parts = [as_doubles(item.reshape(-1), array.dtype) for item in sampled(array)]
+    parts = [as_doubles(item.reshape(-1), array.dtype) for item in read_samples(array)]
     return np.concatenate(parts) if parts else np.empty(0)

@@ -13,8 +13,8 @@ from ckpttools.array.scratch import Scratch
 from ckpttools.core.budget import estimate_names_bytes
 from ckpttools.core.region import Region, Shape, split_evenly
 from ckpttools.digest.digest import coordinates
-from ckpttools.digest.pairing import Difference, Pairing, of_kinds, same_kind, sorted_by_name
-from ckpttools.digest.stacks import WholeArray, alone, assembled, cheapest_reads, wholes
+from ckpttools.digest.pairing import Difference, Pairing, have_same_kind, kind_differences, sort_by_name
+from ckpttools.digest.stacks import WholeArray, assemble, cheapest_reads, complete_arrays, single_array
 from ckpttools.plan.pieces import Item
 from ckpttools.run.scanning import scan
 
@@ -43,15 +43,15 @@ def compare(
     Raises:
         CheckpointError: An array cannot be read, or the memory is too small.
     """
-    alike = {name: here for name, here, there in both.pairs if same_kind(here, there)}
-    values = _differing(side_by_side(alike, both.b), memory, jobs, observe)
-    return sorted_by_name(
-        [*of_kinds(both), *(_difference(name, both.a[name], *at) for name, at in values.items())]
+    comparable = {name: array_a for name, array_a, array_b in both.pairs if have_same_kind(array_a, array_b)}
+    values = _find_differing(side_by_side(comparable, both.b), memory, jobs, observe)
+    return sort_by_name(
+        [*kind_differences(both), *(_difference(name, both.a[name], *at) for name, at in values.items())]
     )
 
 
 def side_by_side(
-    mine: Mapping[str, LazyArray], expected: Mapping[str, LazyArray]
+    arrays: Mapping[str, LazyArray], expected: Mapping[str, LazyArray]
 ) -> list[tuple[WholeArray, LazyArray]]:
     """Pair all arrays of `mine` with those of `expected`, as stacks if that is cheaper to read.
 
@@ -61,47 +61,47 @@ def side_by_side(
     """
     pairs: list[tuple[WholeArray, LazyArray]] = []
     rest: dict[str, LazyArray] = {}
-    for whole in cheapest_reads(mine):
-        if whole.is_complete and len(whole.parts) > 1:
-            pairs.append((whole, _as_one(whole, expected)))
+    for array in cheapest_reads(arrays):
+        if array.is_complete and len(array.parts) > 1:
+            pairs.append((array, _as_one(array, expected)))
         else:
-            rest |= {part.name: mine[part.name] for part in whole.parts}
-    for whole in cheapest_reads({name: expected[name] for name in rest}):
-        if whole.is_complete:
-            pairs.append((WholeArray(assembled(whole, rest), whole.parts), whole.array))
+            rest |= {part.name: arrays[part.name] for part in array.parts}
+    for array in cheapest_reads({name: expected[name] for name in rest}):
+        if array.is_complete:
+            pairs.append((WholeArray(assemble(array, rest), array.parts), array.array))
         else:
-            pairs += [(alone(part.name, rest), expected[part.name]) for part in whole.parts]
+            pairs += [(single_array(part.name, rest), expected[part.name]) for part in array.parts]
     return pairs
 
 
-def _as_one(whole: WholeArray, expected: Mapping[str, LazyArray]) -> LazyArray:
+def _as_one(array: WholeArray, expected: Mapping[str, LazyArray]) -> LazyArray:
     """Return the array that `whole` should equal."""
-    first, *others = wholes({part.name: expected[part.name] for part in whole.parts})
-    if not others and first.parts == whole.parts:
+    first, *others = complete_arrays({part.name: expected[part.name] for part in array.parts})
+    if not others and first.parts == array.parts:
         return first.array
-    return assembled(whole, expected)
+    return assemble(array, expected)
 
 
-def _differing(
+def _find_differing(
     pairs: list[tuple[WholeArray, LazyArray]], memory: int, jobs: int | None, observe: Callable[[int], None]
 ) -> _Unequal:
     """Return all arrays that differ."""
 
     def visit(index: int, region: Region, values: tuple[np.ndarray, ...], scratch: Scratch) -> _Unequal:
-        return {} if same_bits(*values) else _found(pairs[index][0], region, *values)
+        return {} if have_equal_bits(*values) else _compare_piece(pairs[index][0], region, *values)
 
     result: _Unequal = {}
-    items: list[Item] = [(whole.array, other) for whole, other in pairs]
-    seen = scan(
+    items: list[Item] = [(array.array, other) for array, other in pairs]
+    results = scan(
         items,
         visit,
         memory=memory,
         jobs=jobs,
-        reserved=estimate_names_bytes(part.name for whole, _ in pairs for part in whole.parts),
+        reserved=estimate_names_bytes(part.name for array, _ in pairs for part in array.parts),
         observe=observe,
         name=lambda index: pairs[index][0].name,
     )
-    for item in seen:
+    for item in results:
         _merge(result, item.result)
     return result
 
@@ -112,25 +112,27 @@ def _merge(result: _Unequal, more: _Unequal) -> None:
         result[name] = before + count, min(earliest, first)
 
 
-def _found(whole: WholeArray, region: Region, here: np.ndarray, there: np.ndarray) -> _Unequal:
+def _compare_piece(array: WholeArray, region: Region, values_a: np.ndarray, values_b: np.ndarray) -> _Unequal:
     """Return the parts of a piece that differ."""
-    fixed = whole.parts[0].fixed
-    shape = tuple(length for axis, length in enumerate(whole.array.shape) if axis not in fixed)
+    fixed = array.parts[0].fixed
+    shape = tuple(length for axis, length in enumerate(array.array.shape) if axis not in fixed)
     result: _Unequal = {}
     for block in split_evenly(region, _ELEMENTS):
         inside = block.relative_to(region)
-        unequal = _unequal(subview(here, inside), subview(there, inside))
-        for name, inner, view in whole.split(block, unequal):
+        unequal = _unequal(subview(values_a, inside), subview(values_b, inside))
+        for name, inner, view in array.split(block, unequal):
             locations = np.flatnonzero(view)
             if locations.size:
                 _merge(result, {name: (locations.size, _position(shape, inner, int(locations[0])))})
     return result
 
 
-def _unequal(here: np.ndarray, there: np.ndarray) -> np.ndarray:
+def _unequal(values_a: np.ndarray, values_b: np.ndarray) -> np.ndarray:
     """Return a mask of the elements in which two C-ordered arrays differ in any bit."""
-    mine, other = (item.reshape(-1).view(np.uint8).reshape(-1, item.itemsize) for item in (here, there))
-    return np.asarray(np.any(mine != other, axis=-1)).reshape(here.shape)
+    flat_a, other = (
+        item.reshape(-1).view(np.uint8).reshape(-1, item.itemsize) for item in (values_a, values_b)
+    )
+    return np.asarray(np.any(flat_a != other, axis=-1)).reshape(values_a.shape)
 
 
 def _position(shape: Shape, region: Region, location: int) -> int:
@@ -153,7 +155,7 @@ _memcmp = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
-def same_bits(mine: np.ndarray, expected: np.ndarray) -> bool:
+def have_equal_bits(mine: np.ndarray, expected: np.ndarray) -> bool:
     """Return whether two C-ordered arrays of the same dtype and shape have the same bytes."""
     if not (mine.flags.c_contiguous and expected.flags.c_contiguous and mine.nbytes == expected.nbytes):
         raise ValueError("only arrays of equal size in C order can be compared bit by bit")

@@ -30,18 +30,18 @@ from ckpttools.stores.registry import parse
 
 def room_of(part: FileGroup, location: Location, memory: int, jobs: int) -> CopyRoom:
     """Return the memory and workers for copying a part; raises the errors of `room_for`."""
-    held = sum(part.files[name].size for name in part.last)
-    return room_for(list(part.files), 2 * held, part.source.store, location.store, memory, jobs)
+    buffer_bytes = sum(part.files[name].size for name in part.last)
+    return room_for(list(part.files), 2 * buffer_bytes, part.source.store, location.store, memory, jobs)
 
 
 def check_part(
     part: FileGroup, location: Location, overwrite: bool, check_replaced: Callable[[], None]
 ) -> None:
     """Raise the errors that stop `copy_part` before it writes anything."""
-    _checked(part, location, staging_of(location, overwrite, check_replaced))
+    _check_sidecars(part, location, staging_of(location, overwrite, check_replaced))
 
 
-def _checked(part: FileGroup, location: Location, staging: Staging) -> str:
+def _check_sidecars(part: FileGroup, location: Location, staging: Staging) -> str:
     sources = [(part.source / name).open(result) for name, result in part.files.items()]
     check_unread(sources, staging.taken)
     _check_names(part, location)
@@ -91,7 +91,7 @@ def copy_part(
             finished work.
     """
     staging = staging_of(location, overwrite, check_replaced)
-    plan = _checked(part, location, staging)
+    plan = _check_sidecars(part, location, staging)
     _ = part.stamps  # Computed before any file is read.
     directory = str(parse(".").absolute()) if command else ""
     purpose = JobInfo(plan, str(part.source.absolute()), command, directory)
@@ -104,7 +104,7 @@ def copy_part(
         else:
             streams = location.store.streams
             is_readable = streams is None or streams.is_readable
-            done = _made(part, location, work, room, verify and is_readable, add_commits, observe)
+            done = _copy_part(part, location, work, room, verify and is_readable, add_commits, observe)
             if is_readable:
                 staged = files_below(work.content)
                 check_files(part, _sizes(staged), work.content)
@@ -150,7 +150,7 @@ def _check_published(
         )
     if verify:
         names = part.last if done.bytes_verified else list(part.files)
-        done = replace(done, bytes_verified=done.bytes_verified + verified(part, location, names))
+        done = replace(done, bytes_verified=done.bytes_verified + verify_copies(part, location, names))
     if stamps is not None:
         unsure = _changed_since_written(part, location, stamps)
         evidence = {name: "" if name in unsure else text for name, text in evidence.items()}
@@ -183,16 +183,16 @@ def _changed_since_written(part: FileGroup, location: Location, stamps: Mapping[
         WrittenWrongError: Another process changed a copy on a disk while this command ran.
     """
     if location.store.scheme != "file":
-        now = {
+        current = {
             name: get_stamp(location / name, result).text for name, result in files_below(location).items()
         }
-        return {name for name in part.files if now.get(name) != stamps.get(name)}
+        return {name for name in part.files if current.get(name) != stamps.get(name)}
     changed = [name for name in part.files if get_stamp_text(location / name) != stamps.get(name)]
-    verified(part, location, changed)
+    verify_copies(part, location, changed)
     return changed
 
 
-def verified(part: FileGroup, location: Location, names: Sequence[str]) -> int:
+def verify_copies(part: FileGroup, location: Location, names: Sequence[str]) -> int:
     """Compare files with their copies, and return the bytes compared.
 
     Raises:
@@ -204,7 +204,7 @@ def verified(part: FileGroup, location: Location, names: Sequence[str]) -> int:
     return sum(part.files[name].size for name in names)
 
 
-def _made(
+def _copy_part(
     part: FileGroup,
     location: Location,
     work: Work,

@@ -23,7 +23,7 @@ from ckpttools.stores.outside_links import find_outside_links
 from ckpttools.stores.publishing import PLAN_MARK
 
 # Files by which readers find a checkpoint and its contents, most significant last.
-_TELLING = (
+_IDENTIFYING_FILES = (
     "*.safetensors.index.json",
     CONFIG,
     ".zattrs",
@@ -36,8 +36,8 @@ _TELLING = (
     CHECKPOINT_FILE,
     V1_FILE,
 )
-_LARGEST_TELLING = 8 << 20
-_MOST_TELLING = 32 << 20
+_MAX_IDENTIFYING_BYTES = 8 << 20
+_MAX_TOTAL_IDENTIFYING_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -94,18 +94,18 @@ class FileGroup:
     @cached_property
     def last(self) -> Sequence[str]:
         """Names of small files that are written after all others, in order."""
-        order = {name: number for number, name in enumerate(self._telling)}
-        chosen: list[str] = []
-        room = _MOST_TELLING
+        order = {name: number for number, name in enumerate(self._identifying_names)}
+        names: list[str] = []
+        room = _MAX_TOTAL_IDENTIFYING_BYTES
         for name in sorted(order, key=lambda name: (-order[name], name)):
             size = self.files[name].size
-            if size <= min(room, _LARGEST_TELLING):
-                chosen.append(name)
+            if size <= min(room, _MAX_IDENTIFYING_BYTES):
+                names.append(name)
                 room -= size
-        return [*reversed(chosen), *(name for name in self.commits if name in self.files)]
+        return [*reversed(names), *(name for name in self.commits if name in self.files)]
 
     @property
-    def _telling(self) -> list[str]:
+    def _identifying_names(self) -> list[str]:
         """Names of files that identify a checkpoint, in order; those of the outermost directory come last."""
         ranked = [
             (-name.count("/"), rank, name)
@@ -135,7 +135,7 @@ def commits_of(names: Sequence[str]) -> tuple[str, ...]:
 
 def _rank(name: str) -> int | None:
     base = name.rpartition("/")[2]
-    return next((rank for rank, pattern in enumerate(_TELLING) if fnmatchcase(base, pattern)), None)
+    return next((rank for rank, pattern in enumerate(_IDENTIFYING_FILES) if fnmatchcase(base, pattern)), None)
 
 
 def files_below(directory: Location) -> Mapping[str, Status]:
@@ -152,7 +152,7 @@ def files_below(directory: Location) -> Mapping[str, Status]:
     result = map_concurrently(directory.store, lambda name: (directory / name).stat(), names)
     for name, status in zip(names, result, strict=True):
         if status.kind is not FileKind.FILE:
-            raise _refused(directory / name, "something that was a file when it was listed")
+            raise _unsupported_file_error(directory / name, "something that was a file when it was listed")
     return dict(zip(names, result, strict=True))
 
 
@@ -161,19 +161,19 @@ def _names(directory: Location) -> Iterator[str]:
         if entry.is_own_dir:
             continue
         if not entry.is_file:
-            raise _refused(directory / name, _what(entry))
+            raise _unsupported_file_error(directory / name, _describe_entry(entry))
         # The plan mark belongs to the command that wrote this checkpoint, not to a copy.
         if name != PLAN_MARK:
             yield name
 
 
-def _what(entry: DirEntry) -> str:
+def _describe_entry(entry: DirEntry) -> str:
     if entry.is_dir:
         return "a link to a directory"
     return "a link whose target is not a file" if entry.is_link else "neither a file nor a directory"
 
 
-def _refused(location: Location, got: str) -> FormatError:
+def _unsupported_file_error(location: Location, got: str) -> FormatError:
     return FormatError(
         "some of the content cannot be copied",
         location=location,

@@ -112,7 +112,7 @@ class CopyRoom:
 
 
 def room_for(
-    names: list[str], held: int, source: Store, destination: Store, memory: int, jobs: int
+    names: list[str], held_bytes: int, source: Store, destination: Store, memory: int, jobs: int
 ) -> CopyRoom:
     """Return the number of workers that fit into the memory, and their buffers.
 
@@ -126,8 +126,8 @@ def room_for(
     Raises:
         MemoryBudgetError: The memory does not suffice for one worker.
     """
-    listed = len(names) * _BYTES_PER_FILE + sum(map(len, names)) * _BYTES_PER_CHARACTER
-    base = baseline_bytes() + source.costs.memory + listed + held
+    names_bytes = len(names) * _BYTES_PER_FILE + sum(map(len, names)) * _BYTES_PER_CHARACTER
+    base = baseline_bytes() + source.costs.memory + names_bytes + held_bytes
     if destination is not source:
         base += destination.costs.memory
     streams = destination.streams.memory if destination.streams else 0

@@ -88,7 +88,9 @@ class PreparedCopy:
     @property
     def report(self) -> CopyReport:
         """Report of a dry run."""
-        parts = tuple(self._there(part) or self._copied(part, "to be copied") for part in self._parts)
+        parts = tuple(
+            self._find_existing(part) or self._copied_part(part, "to be copied") for part in self._parts
+        )
         return self._report(parts, 0.0)
 
     @property
@@ -124,11 +126,11 @@ class PreparedCopy:
         done: list[CopiedPart] = []
         published: Published | None = None
         for part in self._parts:
-            there = self._there(part)
-            if there is not None:
-                done.append(there)
+            existing = self._find_existing(part)
+            if existing is not None:
+                done.append(existing)
                 continue
-            built = copy_part(
+            result = copy_part(
                 part,
                 self.target.of(part),
                 self._room(part),
@@ -139,9 +141,11 @@ class PreparedCopy:
                 command=self.command,
                 observe=tally,
             )
-            published = built.published
+            published = result.published
             done.append(
-                self._copied(part, "copied", built.bytes_resumed, built.bytes_by_store, built.bytes_verified)
+                self._copied_part(
+                    part, "copied", result.bytes_resumed, result.bytes_by_store, result.bytes_verified
+                )
             )
         # After an error, the files that describe the run still describe the steps that it has.
         self._copy_small()
@@ -167,14 +171,14 @@ class PreparedCopy:
             if not location.exists() or location.read_bytes() != content:
                 location.put(content)
 
-    def _there(self, part: FileGroup) -> CopiedPart | None:
+    def _find_existing(self, part: FileGroup) -> CopiedPart | None:
         result = self.there.get(part.name)
         if result is None:
             return None
-        built = self._copied(part, "there already", bytes_verified=result.bytes_compared)
+        built = self._copied_part(part, "there already", bytes_verified=result.bytes_compared)
         return replace(built, files_compared=result.files_compared, files_unchanged=result.files_unchanged)
 
-    def _copied(
+    def _copied_part(
         self,
         part: FileGroup,
         outcome: Outcome,

@@ -15,7 +15,7 @@ from ckpttools.core.message_terms import action, option
 from ckpttools.core.text import format_ranges, matches_any, plural, sample_names
 from ckpttools.formats.detect import LocationKind, detect, find_leftover
 from ckpttools.formats.flax.format import state_fault
-from ckpttools.formats.interrupted import begun_in, next_step
+from ckpttools.formats.interrupted import find_interrupted_copy, next_step
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.lookalikes import MAX_POINTER_BYTES, is_pointer, refuse_disguise
 from ckpttools.formats.orbax.entries import entries_of
@@ -30,7 +30,7 @@ from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import find_unfinished
 
 # Files next to steps describe the run. Larger files must be copied separately.
-_LARGEST_BESIDE = 16 << 20
+_MAX_SIDE_FILE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class CopySelection:
     model: Tree | None = None
 
 
-def selected(source: Location, steps: Sequence[int] = (), latest: int | None = None) -> CopySelection:
+def select_content(source: Location, steps: Sequence[int] = (), latest: int | None = None) -> CopySelection:
     """Select the content to copy.
 
     Args:
@@ -80,14 +80,14 @@ def selected(source: Location, steps: Sequence[int] = (), latest: int | None = N
     result = detected.orbax
     if isinstance(result, OrbaxRun) and result.steps:
         legacy = legacy_run_in(result.path, [step.path for step in result.steps.values()])
-        return _RunRoot(source, result.path, result.steps, legacy).selected(steps, latest)
+        return _RunRoot(source, result.path, result.steps, legacy).select_content(steps, latest)
     if isinstance(result, OrbaxRun) and (legacy := legacy_run(source)) is not None:
-        return _RunRoot(source, legacy.path, {}, legacy).selected(steps, latest)
+        return _RunRoot(source, legacy.path, {}, legacy).select_content(steps, latest)
     if (steps or latest is not None) and (states := detected.flax_states):
-        return _chosen_states(source, states, steps, latest)
+        return _select_states(source, states, steps, latest)
     if steps or latest is not None:
-        asked = option("steps") if steps else option("latest")
-        raise UsageError(f"{source} is not a run with steps", hint=f"leave {asked} out")
+        selection_option = option("steps") if steps else option("latest")
+        raise UsageError(f"{source} is not a run with steps", hint=f"leave {selection_option} out")
     match result:
         case OrbaxItem():
             reason = ", ".join(result.step.faults([result])) or None
@@ -100,11 +100,11 @@ def selected(source: Location, steps: Sequence[int] = (), latest: int | None = N
                 refuse_incomplete(tree.arrays.values(), str(source))
             return CopySelection([FileGroup(source)], model=trees[0] if len(trees) == 1 else None)
     if reason:
-        raise _unfinished(source, reason)
+        raise _unfinished_error(source, reason)
     return CopySelection([part])
 
 
-def _chosen_states(
+def _select_states(
     source: Location, states: Mapping[int, Location], steps: Sequence[int], latest: int | None
 ) -> CopySelection:
     """Select some of the states that Flax wrote to one directory, and the files next to them.
@@ -121,12 +121,12 @@ def _chosen_states(
                 expected=f"one of {format_ranges(sorted(states))}",
             )
         if reason := state_fault(states[number]):
-            raise _unfinished(states[number], reason)
-    chosen = sorted({*steps}) or [state for state in sorted(states) if state_fault(states[state]) is None]
-    chosen = chosen if latest is None else chosen[-latest:]
-    if not chosen:
-        raise _unfinished(source, f"step {format_ranges(sorted(states))}, all unreadable")
-    left_out = frozenset(states[number].name for number in states if number not in chosen)
+            raise _unfinished_error(states[number], reason)
+    selected = sorted({*steps}) or [state for state in sorted(states) if state_fault(states[state]) is None]
+    selected = selected if latest is None else selected[-latest:]
+    if not selected:
+        raise _unfinished_error(source, f"step {format_ranges(sorted(states))}, all unreadable")
+    left_out = frozenset(states[number].name for number in states if number not in selected)
     return CopySelection([FileGroup(source, left_out=left_out)])
 
 
@@ -135,8 +135,8 @@ def _part_of(step: Step, name: str) -> FileGroup:
     below = {item.directory.relative_to(step.path) for item in step.items}
     handlers = step.declared.handlers
     if isinstance(handlers, dict):
-        there = {entry.name for entry in step.path.entries() if entry.is_dir}
-        below |= there & handlers.keys()
+        directories = {entry.name for entry in step.path.entries() if entry.is_dir}
+        below |= directories & handlers.keys()
     return FileGroup(step.path, name, step.number, commits_of(sorted(below)))
 
 
@@ -166,8 +166,8 @@ class _RunRoot:
         others = {number: Step(location) for number, location in legacy.items()}
         return dict(sorted({**others, **self.orbax_steps}.items()))
 
-    def selected(self, steps: Sequence[int], latest: int | None) -> CopySelection:
-        answers = map_concurrently(self.source.store, self._why_unfinished, self.steps)
+    def select_content(self, steps: Sequence[int], latest: int | None) -> CopySelection:
+        answers = map_concurrently(self.source.store, self._unfinished_reason, self.steps)
         reasons = dict(zip(self.steps, answers, strict=True))
         self._check(steps, reasons)
         finished = sorted(number for number, reason in reasons.items() if reason is None)
@@ -175,21 +175,27 @@ class _RunRoot:
         if latest is not None:
             expected = expected[-latest:]
         if not expected:
-            left = begun_in(self.path)
+            left = find_interrupted_copy(self.path)
             raise FormatError(
                 "no step is finished",
                 location=self.path,
                 got=f"step {format_ranges(reasons)}, all damaged",
                 hint=next_step(left) if left else f"{action('doctor', str(self.path))} shows details",
             )
-        chosen = [self._part(number) for number in expected]
-        beside = list(self._beside())
-        parts = [FileGroup(location, self._below(location)) for location, reason in beside if reason is None]
+        selected = [self._part(number) for number in expected]
+        other_entries = list(self._other_entries())
+        parts = [
+            FileGroup(location, self._relative_name(location))
+            for location, reason in other_entries
+            if reason is None
+        ]
         directories = [part for part in parts if part.source.is_dir()]
         small = {part.name: part.source for part in parts if part.source.is_file()}
-        left_out = {self._below(location): reason for location, reason in beside if reason is not None}
+        left_out = {
+            self._relative_name(location): reason for location, reason in other_entries if reason is not None
+        }
         left_out |= {self._name(number): reason for number, reason in reasons.items() if reason is not None}
-        return CopySelection([*directories, *chosen], small, left_out, self._below(self.path))
+        return CopySelection([*directories, *selected], small, left_out, self._relative_name(self.path))
 
     def _part(self, number: int) -> FileGroup:
         step = self.steps[number]
@@ -201,7 +207,7 @@ class _RunRoot:
         commits = commits_of([item.relative_to(step.path) for item in items])
         return FileGroup(step.path, self._name(number), number, commits)
 
-    def _why_unfinished(self, number: int) -> str | None:
+    def _unfinished_reason(self, number: int) -> str | None:
         if self.legacy is not None and number not in self.orbax_steps:
             return self.legacy.mismatch_reason(number)
         step = self.orbax_steps[number]
@@ -224,10 +230,10 @@ class _RunRoot:
             if reason is None:
                 continue
             if steps:
-                raise _unfinished(step.path, reason)
+                raise _unfinished_error(step.path, reason)
             if self._is_damaged(number) and not find_unfinished(step.path):
-                whole = sorted(item for item, why in reasons.items() if why is None)
-                others = " ".join(option("steps", item) for item in whole[-3:])
+                finished = sorted(item for item, problem in reasons.items() if problem is None)
+                others = " ".join(option("steps", item) for item in finished[-3:])
                 raise FormatError(
                     f"step {number} was saved completely, but is damaged now",
                     location=step.path,
@@ -243,12 +249,12 @@ class _RunRoot:
         return self.orbax_steps[number].is_damaged
 
     def _name(self, number: int) -> str:
-        return self._below(self.steps[number].path)
+        return self._relative_name(self.steps[number].path)
 
-    def _below(self, location: Location) -> str:
+    def _relative_name(self, location: Location) -> str:
         return location.relative_to(self.source)
 
-    def _beside(self) -> Iterator[tuple[Location, str | None]]:
+    def _other_entries(self) -> Iterator[tuple[Location, str | None]]:
         """Yield the files and directories next to the steps, with the reason for leaving each out."""
         if self.path != self.source:
             inner = self.path.name
@@ -268,9 +274,9 @@ def _left_out_reason(location: Location) -> str | None:
     if leftover is LocationKind.SAVE:
         return f"temporary name {location.name}"
     if location.is_file():
-        is_large = location.stat().size > _LARGEST_BESIDE
+        is_large = location.stat().size > _MAX_SIDE_FILE_BYTES
         if is_large:
-            return f"it is larger than {_LARGEST_BESIDE >> 20} MiB and not part of a step"
+            return f"it is larger than {_MAX_SIDE_FILE_BYTES >> 20} MiB and not part of a step"
         return state_fault(location)
     if location.is_link():
         return "it is a link to a directory, or to nothing"
@@ -281,7 +287,7 @@ def _left_out_reason(location: Location) -> str | None:
     return None if any(True for _ in location.below()) else "it is empty"
 
 
-def _unfinished(location: Location, reason: str) -> FormatError:
+def _unfinished_error(location: Location, reason: str) -> FormatError:
     return FormatError(
         "this is not a finished checkpoint",
         location=location,
@@ -295,7 +301,7 @@ def _unfinished(location: Location, reason: str) -> FormatError:
 _LARGE_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.onnx", "*.msgpack", "*.distcp")
 
 
-def check_whole(part: FileGroup) -> tuple[str, ...]:
+def check_complete(part: FileGroup) -> tuple[str, ...]:
     """Check metadata and indexes of items, and look for missing chunks and Git LFS pointers.
 
     Returns:
@@ -368,10 +374,10 @@ def _check_chunks(item: Location) -> Iterator[str]:
     try:
         tree = open_tree(item)
     except FormatError as error:
-        yield f"{item} was not searched for missing chunks: {error.raw.message}{_of(error)}"
+        yield f"{item} was not searched for missing chunks: {error.raw.message}{_format_error(error)}"
         return
     refuse_incomplete(tree.arrays.values(), str(item))
 
 
-def _of(error: FormatError) -> str:
+def _format_error(error: FormatError) -> str:
     return "" if error.raw.got is None else f" ({error.raw.got})"

@@ -12,7 +12,7 @@ from ckpttools.core.errors import CheckpointError, DestinationExistsError, Stora
 from ckpttools.core.message_terms import option
 from ckpttools.core.text import plural, sample_names
 from ckpttools.formats.detect import Detected, detect
-from ckpttools.formats.interrupted import begun_in, next_step
+from ckpttools.formats.interrupted import find_interrupted_copy, next_step
 from ckpttools.formats.orbax.steps import OrbaxItem, OrbaxRun, Step
 from ckpttools.formats.registry import find_unowned_files, is_own_file, open_detected
 from ckpttools.formats.zarr.legacy_runs import legacy_run
@@ -93,7 +93,7 @@ class CopyTarget:
             if comparison is not None and comparison.difference is None:
                 result[part.name] = comparison
             elif comparison is not None and comparison.difference is not None and not self.overwrite:
-                _refuse_begun(self.of(part))
+                _refuse_interrupted(self.of(part))
                 # Content that no option allows to replace is rejected first, so that one hint does not lead
                 # to another error.
                 self.check_replaced(part)
@@ -131,7 +131,7 @@ def _check_run(destination: Location, selection: CopySelection) -> None:
         if entry.name not in small and not any(entry.name.startswith(name) for name in names)
     ]
     if others and not OrbaxRun(location).steps and legacy_run(location) is None:
-        _refuse_begun(location)
+        _refuse_interrupted(location)
         raise DestinationExistsError(
             f"{location} exists, and is not a run",
             got=f"{others[0]} in it, and no steps",
@@ -140,9 +140,9 @@ def _check_run(destination: Location, selection: CopySelection) -> None:
         )
 
 
-def _refuse_begun(location: Location) -> None:
+def _refuse_interrupted(location: Location) -> None:
     """Raise DestinationExistsError if another copy to this destination was interrupted."""
-    left = find_unfinished(location) or begun_in(location)
+    left = find_unfinished(location) or find_interrupted_copy(location)
     if left is not None:
         raise DestinationExistsError(
             f"another {left.kind} to {location} was interrupted",
@@ -163,9 +163,9 @@ def _other_content(location: Location, difference: str) -> DestinationExistsErro
 
 def _check_files(part: FileGroup, location: Location) -> bool:
     """Return whether a part replaces existing files. Refuses to replace files that would be lost."""
-    there = files_below(location) if location.is_dir() else {}
+    existing = files_below(location) if location.is_dir() else {}
     known = {*part.files, *part.commits}
-    lost = [name for name in there if name not in known and not is_of_repository(location, name)]
+    lost = [name for name in existing if name not in known and not is_of_repository(location, name)]
     if lost:
         _check_kinds(part.source, location, lost)
     items = {name.partition("/")[0] for name in part.files if "/" in name}
@@ -177,20 +177,22 @@ def _check_files(part: FileGroup, location: Location) -> bool:
                 expected="a checkpoint with the same items, and nothing else",
                 hint="choose another destination, or move the existing content away",
             )
-    return bool(there)
+    return bool(existing)
 
 
 def _check_kinds(source: Location, location: Location, lost: Sequence[str]) -> None:
     """Refuse to replace a run, a checkpoint of another kind, or a checkpoint with unrelated files in it."""
-    there = detect(location, is_content=True)
-    old, new = kind_of(there), kind_of(detect(source, is_content=True))
+    existing = detect(location, is_content=True)
+    old, new = kind_of(existing), kind_of(detect(source, is_content=True))
     others = (
-        [name for name in find_unowned_entries(there) if not (source / name).exists()] if old == new else []
+        [name for name in find_unowned_entries(existing) if not (source / name).exists()]
+        if old == new
+        else []
     )
     if old != new or others:
         raise DestinationExistsError(
             f"{location} is not replaced: it is {f'{old} with {others[0]} in it' if others else old}",
-            got=find_fault(there)
+            got=find_fault(existing)
             or (None if others else f"files that the source lacks: {sample_names(lost)}"),
             expected=f"{new} with no other files",
             hint="choose another destination, or move the existing content away",
@@ -294,17 +296,17 @@ def compare_status(part: FileGroup, location: Location, *, verify: bool) -> Copy
     if not location.is_dir():
         return None
     result = files_below(location)
-    there = {
+    existing = {
         name: item
         for name, item in result.items()
         if name in part.files or not is_of_repository(location, name)
     }
-    if not there:
+    if not existing:
         return None
-    difference = _by_size(part, there) or _by_link(part, location, there)
+    difference = _size_difference(part, existing) or _link_difference(part, location, existing)
     if difference:
         return CopyComparison(difference)
-    proof = combine_part_evidence(part, location, there)
+    proof = combine_part_evidence(part, location, existing)
     known = {} if verify else load_evidence(part.source, location)
     undecided = tuple(name for name in part.files if not proof[name] or known.get(name) != proof[name])
     return CopyComparison(None, 0, 0, len(part.files) - len(undecided), undecided, proof)
@@ -339,25 +341,25 @@ def compare_content(part: FileGroup, location: Location, status: CopyComparison)
     return CopyComparison(None, len(status.undecided), nbytes, status.files_unchanged)
 
 
-def _by_size(part: FileGroup, there: Mapping[str, Status]) -> str | None:
-    extra = sorted(there.keys() - part.files.keys() - set(part.commits))
+def _size_difference(part: FileGroup, existing: Mapping[str, Status]) -> str | None:
+    extra = sorted(existing.keys() - part.files.keys() - set(part.commits))
     if extra:
         return f"{extra[0]} exists, but not in the source"
     for name, result in part.files.items():
-        if name not in there:
+        if name not in existing:
             return f"{name} is missing"
-        if there[name].size != result.size:
-            return f"{name} has {there[name].size} bytes, not {result.size}"
-    missing = [name for name in part.commits if name not in there and name in part.files]
+        if existing[name].size != result.size:
+            return f"{name} has {existing[name].size} bytes, not {result.size}"
+    missing = [name for name in part.commits if name not in existing and name in part.files]
     return f"{missing[0]} is missing" if missing else None
 
 
-def _by_link(part: FileGroup, location: Location, there: Mapping[str, Status]) -> str | None:
+def _link_difference(part: FileGroup, location: Location, existing: Mapping[str, Status]) -> str | None:
     """Describe a file that depends on another location: the source's own file, or a link."""
     for name, result in part.files.items():
-        if name in there and result.identity is not None and there[name].identity == result.identity:
+        if name in existing and result.identity is not None and existing[name].identity == result.identity:
             return f"{name} is a link to {part.source / name}, not a copy"
-    links = find_outside_links(location, ((location / name).key for name in there))
+    links = find_outside_links(location, ((location / name).key for name in existing))
     return next((f"{name} is a link to {links[name]}, not a copy" for name in sorted(links)), None)
 
 
@@ -377,12 +379,12 @@ def find_differing_file(part: FileGroup, location: Location, names: Sequence[str
 
     def compare(piece: FileRange) -> None:
         source, copy = part.source / piece.name, location / piece.name
-        with source.open(part.files[piece.name]) as ours, copy.open() as theirs:
-            if ours.size != theirs.size:
+        with source.open(part.files[piece.name]) as source_file, copy.open() as copy_file:
+            if source_file.size != copy_file.size:
                 raise _DifferenceError(piece.name)
             for start in range(piece.start, piece.stop, BLOCK_BYTES):
                 length = min(BLOCK_BYTES, piece.stop - start)
-                if ours.read(start, length) != theirs.read(start, length):
+                if source_file.read(start, length) != copy_file.read(start, length):
                     raise _DifferenceError(piece.name)
 
     pieces = split_files({name: part.files[name].size for name in names}, PIECE_BYTES)

@@ -37,7 +37,7 @@ from ckpttools.stores.sharing import is_of_repository
 # Smaller files are written at once, and no disk space is reserved for them.
 _SMALL = 1 << 20
 # Used instead of a digest: the store copied the file, and no data was read.
-_UNREAD = ""
+_NO_DIGEST = ""
 
 _Act: TypeAlias = Callable[[FileRange, np.ndarray], None]
 
@@ -125,10 +125,12 @@ class _TransferState:
         todo = [piece for piece in pieces if piece.number not in self.digests]
         self.unwritten.update(piece.name for piece in todo)
         self._work(todo, copy)
-        by_store = [piece for piece in pieces if self.digests[piece.number] == _UNREAD]
+        by_store = [piece for piece in pieces if self.digests[piece.number] == _NO_DIGEST]
         verified = self._verify_all(pieces) if verify else 0
         read = [
-            (piece, self.digests[piece.number]) for piece in pieces if self.digests[piece.number] != _UNREAD
+            (piece, self.digests[piece.number])
+            for piece in pieces
+            if self.digests[piece.number] != _NO_DIGEST
         ]
         by_store_bytes = sum(piece.size for piece in by_store)
         return Transferred(resumed, by_store_bytes, verified, pieces=read, stamps=self.stamps)
@@ -149,7 +151,7 @@ class _TransferState:
 
         def check(piece: FileRange, buffer: np.ndarray) -> None:
             digest, evidence = recorded[piece.number]
-            if self._is_kept(piece, digest, evidence, buffer):
+            if self._is_unchanged(piece, digest, evidence, buffer):
                 with self.threads.lock:
                     self.digests[piece.number] = digest
 
@@ -157,13 +159,13 @@ class _TransferState:
         if kept:
             self._work(kept, check)
 
-    def _is_kept(self, piece: FileRange, digest: str, evidence: str, buffer: np.ndarray) -> bool:
+    def _is_unchanged(self, piece: FileRange, digest: str, evidence: str, buffer: np.ndarray) -> bool:
         """Return whether the source of a recorded piece is unchanged and the copy has its digest.
 
         A disk can lose data in the middle of a file, such as the blocks of a thin volume.
         """
         is_unchanged = evidence == self.part.stamps[piece.name].evidence != ""
-        if digest == _UNREAD:
+        if digest == _NO_DIGEST:
             return is_unchanged
         if not is_unchanged:
             # Without evidence, only the content shows whether the source is unchanged.
@@ -172,8 +174,8 @@ class _TransferState:
                     return False
         if self.destination.streams is not None:
             return True  # An object always has the bytes that were sent.
-        with (self.work.content / piece.name).open() as written:
-            return digest_of(piece, written.read_into, buffer.data) == digest
+        with (self.work.content / piece.name).open() as copy:
+            return digest_of(piece, copy.read_into, buffer.data) == digest
 
     # Methods that start threads.
 
@@ -221,7 +223,7 @@ class _TransferState:
                 and link_trials.refusal(source) is None
                 and self._try_link(source, piece.name)
             ):
-                self._record_digest(piece, _UNREAD)
+                self._record_digest(piece, _NO_DIGEST)
                 return
             digester, bindings = PieceDigester(), tuple[str, ...]()
             with closing(self.files.write_passes(piece.number)) as sinks:
@@ -297,11 +299,11 @@ class _TransferState:
     def _verify(self, piece: FileRange, buffer: np.ndarray) -> None:
         location, view = self.work.content / piece.name, buffer.data
         digest = self.digests[piece.number]
-        if digest == _UNREAD:
+        if digest == _NO_DIGEST:
             with self._open(piece.name) as source:
                 digest = digest_of(piece, source.read_into, view)
-        with location.open() as written:
-            if digest_of(piece, written.read_into, view) != digest:
+        with location.open() as copy:
+            if digest_of(piece, copy.read_into, view) != digest:
                 raise WrittenWrongError(
                     f"{location} differs from what was written",
                     got=f"different bytes between byte {piece.start} and byte {piece.stop}",

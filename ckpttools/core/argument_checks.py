@@ -31,7 +31,7 @@ from typing import (
 )
 
 from ckpttools.core.dtypes import DType, dtype_like
-from ckpttools.core.errors import near_names
+from ckpttools.core.errors import similar_names
 from ckpttools.core.options import Option, refuse, to_python_number
 
 T = TypeVar("T")
@@ -89,12 +89,12 @@ def validate_arguments(
     validate = argument_validator(call, *groups, more=more)
 
     @wraps(call)
-    def built(*args: P.args, **options: P.kwargs) -> R:
+    def result(*args: P.args, **options: P.kwargs) -> R:
         given, named = validate(args, options)
         unchecked: Callable[..., R] = call
         return unchecked(*given, **named)
 
-    return built
+    return result
 
 
 def argument_validator(
@@ -107,7 +107,7 @@ def argument_validator(
 
     def validate(args: Sequence[object], options: Mapping[str, object]) -> tuple[list[Any], dict[str, Any]]:
         kinds = argument_types(call)
-        convert = partial(_convert_argument, kinds=kinds, declared=vars(call).get("options", ()))
+        convert = partial(_convert_argument, kinds=kinds, options=vars(call).get("options", ()))
         if unknown := [] if hands_on_any else options.keys() - kinds:
             _check_names(call, unknown, [*kinds, *(item.name for item in more())])
         return (
@@ -148,7 +148,7 @@ def argument_types(call: Callable[..., Any]) -> Mapping[str, Any]:
 def _check_names(call: Callable[..., Any], names: Iterable[str], known: Sequence[str]) -> None:
     for name in names:
         if name not in known:
-            near = near_names(name, known, 1)
+            near = similar_names(name, known, 1)
             hint = f": did you mean {near[0]!r}?" if near else ""
             called = call.__qualname__.removesuffix(".__init__")
             raise TypeError(f"{called}() got an unexpected keyword argument {name!r}{hint}")
@@ -164,12 +164,12 @@ def _name_positional(call: Callable[..., Any], args: Sequence[object]) -> Iterat
 
 
 def _convert_argument(
-    name: str, value: object, kinds: Mapping[str, Any], declared: Iterable[Option] = ()
+    name: str, value: object, kinds: Mapping[str, Any], options: Iterable[Option] = ()
 ) -> Any:
     if name not in kinds:
         return value
     kind = kinds[name]
-    option = next((item for item in declared if item.name == name), _COUNT if name in _COUNTS else None)
+    option = next((item for item in options if item.name == name), _COUNT if name in _COUNTS else None)
     limits = option if option is not None and option.type is int and option.many is None else None
     try:
         result = _convert(value, kind)
@@ -229,14 +229,14 @@ def _convert_items(value: Any, kind: Any) -> Any:
         return (_convert(value, kind),)
     _require(value, not isinstance(value, bytes | bytearray))
     given = value if isinstance(value, Sequence) else tuple(value)
-    fitting = tuple(_convert(item, kind) for item in given)
-    return given if _are_same(given, fitting) else fitting
+    converted = tuple(_convert(item, kind) for item in given)
+    return given if _are_same(given, converted) else converted
 
 
 def _convert_mapping(value: Any, key: Any, kind: Any) -> Any:
     _require(value, isinstance(value, Mapping))
-    fitting = {_convert(name, key): _convert(item, kind) for name, item in value.items()}
-    return value if _are_same(value.values(), fitting.values()) else fitting
+    converted = {_convert(name, key): _convert(item, kind) for name, item in value.items()}
+    return value if _are_same(value.values(), converted.values()) else converted
 
 
 def _are_same(some: Iterable[object], others: Iterable[object]) -> bool:

@@ -36,8 +36,8 @@ def is_match(pattern: str, text: str, *, below: bool = False) -> bool:
     Raises:
         PatternError: The expression is invalid, or matching takes too long.
     """
-    whole = rf"(.*\.)?({pattern})" if below else pattern
-    return _limited_match(re.fullmatch, whole, pattern, text) is not None
+    full_pattern = rf"(.*\.)?({pattern})" if below else pattern
+    return _limited_match(re.fullmatch, full_pattern, pattern, text) is not None
 
 
 def match_start(pattern: str, text: str) -> re.Match[str] | None:

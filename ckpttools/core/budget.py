@@ -92,12 +92,12 @@ def check_memory(arrays: int, nbytes: int, location: object) -> None:
         return
     allowed.needed += arrays * _MIN_PER_ARRAY + nbytes
     allowed.arrays = max(allowed.arrays, arrays)
-    at_ease = allowed.arrays * (_MAX_PER_ARRAY - _MIN_PER_ARRAY)
+    comfortable = allowed.arrays * (_MAX_PER_ARRAY - _MIN_PER_ARRAY)
     if baseline_bytes() + allowed.needed > allowed.memory and allowed.needed > _WORKER_BYTES:
         raise memory_error(
             f"the names and locations of {arrays:,} arrays do not fit into the memory limit",
             allowed.memory,
-            baseline_bytes() + allowed.needed + at_ease + _WORKER_BYTES,
+            baseline_bytes() + allowed.needed + comfortable + _WORKER_BYTES,
             location,
         )
 
@@ -121,13 +121,13 @@ def memory_error(message: str, memory: int, needed: int, location: object = None
     least = f"{-(-needed >> 20)}MiB"
     # Such a small number probably lacks its unit; 1000000 is 1MB.
     is_bare = memory << 20 >= needed and memory < 1 << 16
-    meant = f"; did you mean {option('memory', f'{memory}MiB')}" if is_bare else ""
+    suggestion = f"; did you mean {option('memory', f'{memory}MiB')}" if is_bare else ""
     return MemoryBudgetError(
         message,
         location=location,
         got=option("memory", format_size(memory)),
         expected=f"at least {least}, with {option('jobs', 1)}",
-        hint=f"try {option('memory', least)}{meant}",
+        hint=f"try {option('memory', least)}{suggestion}",
     )
 
 
@@ -154,8 +154,8 @@ def _parse_text(text: str) -> int:
     return int(float(number) * (1024 if binary else 1000) ** power) if letter else int(float(number))
 
 
-def _invalid_size(declared: object) -> UsageError:
-    return UsageError(f"{declared!r} is not a size. Write 512MiB, 2GB or a number of bytes.")
+def _invalid_size(value: object) -> UsageError:
+    return UsageError(f"{value!r} is not a size. Write 512MiB, 2GB or a number of bytes.")
 
 
 def format_size(nbytes: int) -> str:

@@ -11,7 +11,7 @@ from math import frexp
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import UnknownNameError, near_names
+from ckpttools.core.errors import UnknownNameError, similar_names
 
 if TYPE_CHECKING:
     import numpy as np
@@ -250,11 +250,11 @@ def parse_dtype(text: str | DType) -> DType:
     name = _SHORT.get(name, name)
     if name in DTYPES:
         return DTYPES[name]
-    written = f"float{name[2:]}" if name.startswith("fp") else name
-    near = near_names(written, DTYPES, 1)
-    if near and (written.isalpha() or not near[0].startswith(written)):
+    full_name = f"float{name[2:]}" if name.startswith("fp") else name
+    near = similar_names(full_name, DTYPES, 1)
+    if near and (full_name.isalpha() or not near[0].startswith(full_name)):
         # "float8" is the start of seven names, not a misspelling of float64, and "int" of several.
-        near = [dtype for dtype in DTYPES if dtype.startswith(written)] or near
+        near = [dtype for dtype in DTYPES if dtype.startswith(full_name)] or near
     raise UnknownNameError(
         f"unknown dtype {text!r}",
         expected=None if len(near) == 1 else f"one of {', '.join(near or DTYPES)}",

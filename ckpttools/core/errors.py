@@ -102,11 +102,11 @@ class CheckpointError(Exception):
     def at(self, location: object = None, *, got: str | None = None, hint: str | None = None) -> Self:
         """Return a copy of the error with another location, finding or hint, if given."""
         # Copying would call the constructor, and some constructors take more than the message.
-        built = type(self).__new__(type(self), *self.args)
-        built.__dict__.update(self.__dict__)
+        result = type(self).__new__(type(self), *self.args)
+        result.__dict__.update(self.__dict__)
         changes = {"location": None if location is None else str(location), "got": got, "hint": hint}
-        built.raw = self.raw._replace(**{name: text for name, text in changes.items() if text is not None})
-        return built
+        result.raw = self.raw._replace(**{name: text for name, text in changes.items() if text is not None})
+        return result
 
     @property
     def message(self) -> str:
@@ -307,14 +307,14 @@ class UnlistedStepWarning(StepWarning):
     """A step that Orbax does not list under this name, or restores differently from its neighbors."""
 
 
-def near_names(name: str, known: Iterable[str], count: int = 3) -> list[str]:
+def similar_names(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     """Return known names that resemble `name`, best first."""
     return difflib.get_close_matches(name, list(known), n=count, cutoff=0.6)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str | None:
     """Return a question that suggests the most similar known name; None if no name is similar."""
-    near = near_names(name, known, 1)
+    near = similar_names(name, known, 1)
     return f"did you mean {near[0]}?" if near else None
 
 
@@ -338,9 +338,9 @@ def listing(items: Sequence[str], limit: int = 20, *, folds: bool = True) -> str
     return "".join(lines)
 
 
-def counted_listing(what: str, items: Sequence[str]) -> str:
+def list_with_count(title: str, items: Sequence[str]) -> str:
     """List items below a line with their description and count; "" for none."""
-    return f"\n  {what} ({len(items)}):{listing(items)}" if items else ""
+    return f"\n  {title} ({len(items)}):{listing(items)}" if items else ""
 
 
 _SUPPRESSED: ContextVar[tuple[type[StepWarning], ...]] = ContextVar("unwanted", default=())

@@ -28,11 +28,11 @@ PLAN = "PLAN"
 _NUMBER_PLACEHOLDERS = ("N", "X", "ALPHA")
 _NAME = re.compile(r"\{([a-z][a-z_]*)\}")
 # Packages whose dataclasses hold the data of checkpoints: many thousands of objects.
-_ROOMS_WITHOUT_REPORTS = frozenset(
+_PACKAGES_WITHOUT_REPORTS = frozenset(
     ("array", "codecs", "formats", "mapping", "model_families", "plan", "quantized", "roles", "stores")
 )
 # Functions without arguments whose commands have arguments.
-_WITHOUT_ARGUMENTS = ("ckpttools.families",)
+_FUNCTIONS_WITHOUT_ARGUMENTS = ("ckpttools.families",)
 # Options that are accepted only by the call that makes a plan.
 _PLAN_ONLY_OPTIONS = ("overwrite",)
 
@@ -141,7 +141,7 @@ class _PythonTerms:
 
     def call(self, function: str, args: Sequence[Any], options: Mapping[str, Any]) -> str:
         name = f"ckpttools.{function.partition('.')[0]}"
-        if name in _WITHOUT_ARGUMENTS:
+        if name in _FUNCTIONS_WITHOUT_ARGUMENTS:
             return name
         arguments = [*map(_literal, args), *(f"{key}={_literal(value)}" for key, value in options.items())]
         return f"{name}({', '.join(arguments)})" if arguments else name
@@ -218,7 +218,7 @@ def _message_fields(kind: Any) -> tuple[str, ...]:
     fields = getattr(kind, "__dataclass_fields__", {})
     _, _, room = kind.__module__.partition("ckpttools.")
     declared: tuple[str, ...] | None = getattr(kind, "message_fields", None)
-    is_report = bool(room) and room.partition(".")[0] not in _ROOMS_WITHOUT_REPORTS
+    is_report = bool(room) and room.partition(".")[0] not in _PACKAGES_WITHOUT_REPORTS
     return (*fields,) if declared is None and is_report else declared or ()
 
 
@@ -264,10 +264,10 @@ def option_names(text: str) -> list[str]:
 
 def rename_option(text: str, old: str, new: str) -> str:
     """Rename the option `old` in a text."""
-    return TERM.sub(lambda result: _renamed(result[0], old, new), text)
+    return TERM.sub(lambda result: _rename(result[0], old, new), text)
 
 
-def _renamed(term: str, old: str, new: str) -> str:
+def _rename(term: str, old: str, new: str) -> str:
     kind, *rest = _content(term)
     return _term(kind, new, *rest[1:]) if rest[:1] == [old] and kind.endswith("option") else term
 
@@ -280,11 +280,11 @@ def error_in_plan(plan: object) -> Iterator[None]:
     try:
         yield
     except CheckpointError as error:
-        error.raw = error.raw.map(lambda text: in_plan(text, plan))
+        error.raw = error.raw.map(lambda text: name_plan(text, plan))
         raise
 
 
-def in_plan(text: str, plan: object) -> str:
+def name_plan(text: str, plan: object) -> str:
     """Insert the path of a plan, and suggest a new plan for options that the plan fixes."""
     return TERM.sub(lambda result: _in_plan(result[0], str(plan)), text) if TERM_START in text else text
 

@@ -94,20 +94,20 @@ class Option:
             return None
         value = to_python_number(value)
         if isinstance(self.type, tuple):
-            return self._checked(value, value in self.type, f"one of {', '.join(self.type)}")
+            return self._check(value, value in self.type, f"one of {', '.join(self.type)}")
         if self.type is bool:
-            return self._checked(value, isinstance(value, bool), "True or False")
+            return self._check(value, isinstance(value, bool), "True or False")
         if self.type is int:
             is_number = isinstance(value, int) and not isinstance(value, bool) and self.allows(value)
-            return self._checked(value, is_number, self.integers())
+            return self._check(value, is_number, self.integers())
         if self.type is float:
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            return self._checked(value, is_number, "a number")
+            return self._check(value, is_number, "a number")
         if self.type is str:
-            return self._checked(value, isinstance(value, str) and value, "text that is not empty")
+            return self._check(value, isinstance(value, str) and value, "text that is not empty")
         return parse_size_option(self.name, value) if self.type is parse_size else self.type(value)
 
-    def _checked(self, value: Any, is_meant: object, expected: str) -> Any:
+    def _check(self, value: Any, is_meant: object, expected: str) -> Any:
         return value if is_meant else refuse(self.name, value, expected)
 
     def allows(self, value: float) -> bool:
@@ -189,7 +189,10 @@ def to_python_number(value: Any) -> Any:
 
 
 def parse_options(
-    options: Iterable[Option], declared: Mapping[str, Any], others: Callable[[], Iterable[Option]], what: str
+    options: Iterable[Option],
+    declared: Mapping[str, Any],
+    others: Callable[[], Iterable[Option]],
+    subject: str,
 ) -> dict[str, Any]:
     """Return the values of all options by name, with defaults for missing ones.
 
@@ -208,7 +211,7 @@ def parse_options(
         unknown -= {other.name for other in others() if other.asks_for_nothing(declared.get(other.name))}
     if unknown:
         raise UsageError(
-            f"{what} with these options",
+            f"{subject} with these options",
             got=", ".join(sorted(unknown)),
             expected=f"none but {', '.join(sorted(known))}" if known else "none",
         )

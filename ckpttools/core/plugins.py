@@ -71,8 +71,8 @@ def load_group(group: str, kind: type[T] | None = None) -> dict[str, T]:
     return result
 
 
-def _warn(point: EntryPoint, what: str) -> None:
-    warnings.warn(f"plug-in {point.name} of {package_name(point)} {what}", stacklevel=3)
+def _warn(point: EntryPoint, problem: str) -> None:
+    warnings.warn(f"plug-in {point.name} of {package_name(point)} {problem}", stacklevel=3)
 
 
 def package_name(point: EntryPoint) -> str:

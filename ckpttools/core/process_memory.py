@@ -37,17 +37,17 @@ def available_bytes() -> int | None:
 
 def thread_count() -> int | None:
     """Return the number of threads, including those of libraries."""
-    result = _read_field(_STATUS, "Threads:")
+    result = _read_words(_STATUS, "Threads:")
     return None if result is None else int(result[0])
 
 
 def _read_bytes(file: Path, name: str) -> int | None:
     """Return a field of a /proc file that is in kB, in bytes."""
-    result = _read_field(file, name)
+    result = _read_words(file, name)
     return None if result is None else int(result[0]) * 1024
 
 
-def _read_field(file: Path, name: str) -> list[str] | None:
+def _read_words(file: Path, name: str) -> list[str] | None:
     """Return the words of a field of a /proc file."""
     try:
         lines = file.read_text().splitlines()

@@ -44,11 +44,17 @@ class Tabular:
 
     def _repr_html_(self) -> str:
         rows = self._rows()
-        shown = [dict(_cells(row)) for row in rows[:MAX_ROWS]]
+        visible_rows = [dict(_cells(row)) for row in rows[:MAX_ROWS]]
         # A row with a nested dataclass has columns that other rows lack.
-        columns = [name for name in {name: None for row in shown for name in row} if _is_shown(name, shown)]
+        columns = [
+            name
+            for name in {name: None for row in visible_rows for name in row}
+            if _is_shown(name, visible_rows)
+        ]
         head = repr(self).partition("\n")[0].strip("<>:")
-        return _table_html(head, columns, [[row.get(name) for name in columns] for row in shown], len(rows))
+        return _table_html(
+            head, columns, [[row.get(name) for name in columns] for row in visible_rows], len(rows)
+        )
 
 
 def _cells(row: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -8,9 +8,9 @@ from collections.abc import Mapping, MutableMapping
 LARGEST = "largest_"
 
 
-def add_counts(tally: MutableMapping[str, float], told: Mapping[str, float]) -> None:
+def add_counts(tally: MutableMapping[str, float], counts: Mapping[str, float]) -> None:
     """Add the counters of a part to a tally, in place."""
-    for name, number in told.items():
+    for name, number in counts.items():
         if name not in tally:
             tally[name] = number
         elif name.startswith(LARGEST):

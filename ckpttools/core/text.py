@@ -39,8 +39,8 @@ _AGE_UNITS = ((86400, "days"), (3600, "hours"), (60, "minutes"))
 
 def format_age(seconds: float) -> str:
     """Format seconds in the largest unit of which there are at least two: 7300 s -> "2 hours"."""
-    whole = max(0, int(seconds))
-    count, unit = next(((whole // n, unit) for n, unit in _AGE_UNITS if whole >= 2 * n), (whole, "seconds"))
+    total = max(0, int(seconds))
+    count, unit = next(((total // n, unit) for n, unit in _AGE_UNITS if total >= 2 * n), (total, "seconds"))
     return "1 second" if count == 1 else f"{count} {unit}"
 
 

@@ -18,17 +18,17 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, StorageError
 from ckpttools.core.region import Shape
 from ckpttools.core.text import plural_with_verb, sample_names
-from ckpttools.diagnosis.base import ERROR, INFO, WARNING, Finding, finding_of, on_disk
+from ckpttools.diagnosis.base import ERROR, INFO, WARNING, Finding, finding_of, quote_local_path
 from ckpttools.diagnosis.inventory import ListedItem
 from ckpttools.diagnosis.safe_files import is_directory
 from ckpttools.formats.orbax.entries import Entries
-from ckpttools.formats.orbax.hosts import where_chunks_may_be
+from ckpttools.formats.orbax.hosts import missing_chunks_hint
 from ckpttools.formats.orbax.metadata import TREE_FILE, SavedLeaf, parse_tree
 from ckpttools.formats.orbax.ocdbt import Entry, Extent, length_of
 from ckpttools.formats.zarr import zarr2, zarr3
 from ckpttools.formats.zarr.chunks import ChunkTable
 
-_UNREAD = "the arrays in it cannot be read"
+_UNREADABLE_TEXT = "the arrays in it cannot be read"
 _COPY = "copy the complete checkpoint again: cp -a SRC DST"
 _FETCH = f"{_COPY}; it was deleted or not copied"
 _PULL = "run `git lfs pull` in that repository, or download the files with `hf download`"
@@ -43,7 +43,9 @@ def array_findings(item: ListedItem) -> Iterator[Finding]:
     yield from _files(item.database, item)
     for table in item.tables.tables.values():
         yield from _chunks(item, item.database, table)
-    yield from _missing(item, [table for table in item.tables.tables.values() if table.missing])
+    yield from _missing_chunk_findings(
+        item, [table for table in item.tables.tables.values() if table.missing]
+    )
     yield from _names(item)
 
 
@@ -58,16 +60,16 @@ def _files(database: Entries, item: ListedItem) -> Iterator[Finding]:
         try:
             size = path.stat().size
         except StorageError as error:
-            what = f"a data file with {len(result)} entries of the index: {error.raw.got or 'missing'}"
-            yield Finding(ERROR, str(path), what, _UNREAD, _FETCH)
+            problem = f"a data file with {len(result)} entries of the index: {error.raw.got or 'missing'}"
+            yield Finding(ERROR, str(path), problem, _UNREADABLE_TEXT, _FETCH)
             continue
         if not path.may_read():
-            do = f"chmod u+r {on_disk(path)}"
-            yield Finding(ERROR, str(path), "no permission to read it", _UNREAD, do, command=do)
+            do = f"chmod u+r {quote_local_path(path)}"
+            yield Finding(ERROR, str(path), "no permission to read it", _UNREADABLE_TEXT, do, command=do)
         beyond = [end for end in result if end > size]
         if beyond:
-            what = f"{len(beyond)} of {len(result)} entries end beyond its {size} bytes, at {max(beyond)}"
-            yield Finding(ERROR, str(path), what, "it was truncated: those chunks cannot be read", _COPY)
+            problem = f"{len(beyond)} of {len(result)} entries end beyond its {size} bytes, at {max(beyond)}"
+            yield Finding(ERROR, str(path), problem, "it was truncated: those chunks cannot be read", _COPY)
 
 
 def _chunks(item: ListedItem, database: Entries, table: ChunkTable) -> Iterator[Finding]:
@@ -76,37 +78,41 @@ def _chunks(item: ListedItem, database: Entries, table: ChunkTable) -> Iterator[
         array = table.array
         grid = f"{list(array.grid)} of chunks {list(array.chunk)} for shape {list(array.shape)}"
         count = plural_with_verb(len(table.strays), "chunk")
-        what = f"outside the grid {grid} {count}, such as {table.strays[0]}"
-        yield Finding(ERROR, location, what, "the metadata belongs to another array", _COPY)
+        problem = f"outside the grid {grid} {count}, such as {table.strays[0]}"
+        yield Finding(ERROR, location, problem, "the metadata belongs to another array", _COPY)
     faults: dict[str, list[Shape]] = defaultdict(list)
     for bad in bad_chunks(table, database):
         faults[bad.fault].append(bad.index)
     for fault, indices in faults.items():
-        what = f"{len(indices)} of {len(table.chunks)} chunks, such as {table.key(indices[0])}, {fault}"
+        problem = f"{len(indices)} of {len(table.chunks)} chunks, such as {table.key(indices[0])}, {fault}"
         do = _PULL if fault == POINTER else _COPY
-        yield Finding(ERROR, location, what, "they cannot be read", do)
+        yield Finding(ERROR, location, problem, "they cannot be read", do)
 
 
-def _missing(item: ListedItem, tables: Sequence[ChunkTable]) -> Iterator[Finding]:
+def _missing_chunk_findings(item: ListedItem, tables: Sequence[ChunkTable]) -> Iterator[Finding]:
     """Report the missing chunks of all arrays in one finding, because usually many arrays lack chunks."""
     if not tables:
         return
     lost, all_of_them = sum(t.missing for t in tables), sum(prod(t.array.grid) for t in tables)
     first = tables[0].key(tables[0].first_missing())
     names = sample_names([table.name for table in tables])
-    what = f"{lost:,} of {all_of_them:,} chunks are missing, such as {first}; of {names}"
+    problem = f"{lost:,} of {all_of_them:,} chunks are missing, such as {first}; of {names}"
     location = str(item.path)
     if item.is_part_of_a_host:
-        why = "this is one host's share: the others have the rest"
-        yield Finding(WARNING, location, what, why, where_chunks_may_be(item.path, may_be_old=False))
+        reason = "this is one host's share: the others have the rest"
+        yield Finding(WARNING, location, problem, reason, missing_chunks_hint(item.path, may_be_old=False))
     elif item.processes and not item.leaves_out:
-        why = "they were lost, or other processes of the save kept them elsewhere; some tools read zeros"
-        yield Finding(ERROR, location, what, why, where_chunks_may_be(item.path, may_be_old=False))
+        reason = "they were lost, or other processes of the save kept them elsewhere; some tools read zeros"
+        yield Finding(ERROR, location, problem, reason, missing_chunks_hint(item.path, may_be_old=False))
     elif not item.leaves_out:
-        yield Finding(ERROR, location, what, "they were lost, and some tools read zeros for them", _FETCH)
+        yield Finding(ERROR, location, problem, "they were lost, and some tools read zeros for them", _FETCH)
     else:
         yield Finding(
-            INFO, location, what, "they contain only the fill value and were left out", "no action is needed"
+            INFO,
+            location,
+            problem,
+            "they contain only the fill value and were left out",
+            "no action is needed",
         )
 
 
@@ -121,35 +127,35 @@ def _names(item: ListedItem) -> Iterator[Finding]:
     expected = [dotted(leaf.path) for leaf in leaves if _is_array(leaf)]
     lost = [name for name in expected if name not in item.tables.documents]
     if lost:
-        yield _lost(item, lost, everything=len(lost) == len(expected))
+        yield _lost_data_finding(item, lost, everything=len(lost) == len(expected))
     extra = sorted(item.tables.tables.keys() - set(expected))
     if extra:
-        what = f"arrays that the tree does not contain ({len(extra)}): {sample_names(extra)}"
+        problem = f"arrays that the tree does not contain ({len(extra)}): {sample_names(extra)}"
         yield Finding(
-            INFO, str(item.path), what, "no loader reads them; they take up space", "no action is needed"
+            INFO, str(item.path), problem, "no loader reads them; they take up space", "no action is needed"
         )
-    yield from _flavour(item, [name for name in expected if name in item.tables.documents])
+    yield from _zarr_version_findings(item, [name for name in expected if name in item.tables.documents])
 
 
 def _is_array(leaf: SavedLeaf) -> bool:
     return not leaf.is_empty and leaf.value_type != "string"
 
 
-def _lost(item: ListedItem, names: Sequence[str], *, everything: bool) -> Finding:
-    what = f"arrays without their zarr.json or .zarray ({len(names)}): {sample_names(names)}"
-    why = "the tree names them, and they cannot be read"
+def _lost_data_finding(item: ListedItem, names: Sequence[str], *, everything: bool) -> Finding:
+    problem = f"arrays without their zarr.json or .zarray ({len(names)}): {sample_names(names)}"
+    reason = "the tree names them, and they cannot be read"
     do = _FETCH
     if not item.is_merged and not item.processes:
         chunks = {name for name in names if is_directory(item.path / name)}
         if chunks:
-            why += "; their chunks exist"
+            reason += "; their chunks exist"
             do = "copy the checkpoint again with the files whose names start with a dot: cp -a SRC DST"
     elif everything:
-        why += ": the index belongs to another checkpoint"
-    return Finding(ERROR, str(item.path), what, why, do)
+        reason += ": the index belongs to another checkpoint"
+    return Finding(ERROR, str(item.path), problem, reason, do)
 
 
-def _flavour(item: ListedItem, names: Sequence[str]) -> Iterator[Finding]:
+def _zarr_version_findings(item: ListedItem, names: Sequence[str]) -> Iterator[Finding]:
     says = item.says("use_zarr3")
     documents = item.tables.documents if item.tables else {}
     document = {True: zarr3.DOCUMENT, False: zarr2.DOCUMENT}.get(says) if isinstance(says, bool) else None
@@ -158,9 +164,9 @@ def _flavour(item: ListedItem, names: Sequence[str]) -> Iterator[Finding]:
         right, wrong = str(not says).lower(), str(says).lower()
         bare = f"there {plural_with_verb(len(other), 'array')} without {document}: {sample_names(other)}"
         what = f"_METADATA has use_zarr3 {wrong}, but {bare}"
-        why = "Orbax opens them with the wrong driver and fails"
-        do = _edited(item, "use_zarr3", wrong, right)
-        yield Finding(ERROR, str(item.path), what, why, do, command=do)
+        reason = "Orbax opens them with the wrong driver and fails"
+        do = _edit_command(item, "use_zarr3", wrong, right)
+        yield Finding(ERROR, str(item.path), what, reason, do, command=do)
     says = item.says("use_ocdbt")
     has = item.is_merged or bool(item.processes)
     if isinstance(says, bool) and says != has and names:
@@ -168,12 +174,14 @@ def _flavour(item: ListedItem, names: Sequence[str]) -> Iterator[Finding]:
         what = (
             f"_METADATA has use_ocdbt {wrong}, but the arrays are {'in' if has else 'not in'} an OCDBT index"
         )
-        do = _edited(item, "use_ocdbt", wrong, right)
+        do = _edit_command(item, "use_ocdbt", wrong, right)
         yield Finding(ERROR, str(item.path), what, "Orbax looks for them elsewhere", do, command=do)
 
 
-def _edited(item: ListedItem, field: str, wrong: str, right: str) -> str:
-    return f"""sed -i.bak 's/"{field}": *{wrong}/"{field}": {right}/' {on_disk(item.path / TREE_FILE)}"""
+def _edit_command(item: ListedItem, field: str, old: str, right: str) -> str:
+    return (
+        f"""sed -i.bak 's/"{field}": *{old}/"{field}": {right}/' {quote_local_path(item.path / TREE_FILE)}"""
+    )
 
 
 _WRONG_LENGTH = "have the wrong length"
@@ -206,7 +214,7 @@ def bad_chunks(table: ChunkTable, database: Entries) -> Iterator[BadChunk]:
     for index, entry in table.chunks.items():
         fault = None if _fits(table, entry) else _WRONG_LENGTH
         if not database.manifests and isinstance(entry, Extent):
-            fault = _in_file(table, database, entry, fault)
+            fault = _chunk_file_fault(table, database, entry, fault)
         if fault:
             yield BadChunk(index, fault)
 
@@ -220,7 +228,7 @@ def _fits(table: ChunkTable, entry: Entry) -> bool:
     return length >= shard.index_bytes if shard else length > 0
 
 
-def _in_file(table: ChunkTable, database: Entries, entry: Extent, fault: str | None) -> str | None:
+def _chunk_file_fault(table: ChunkTable, database: Entries, entry: Extent, fault: str | None) -> str | None:
     """Return the fault of a chunk that is a file. For a chunk without encoding, only `fault` is checked."""
     path = database.directory / entry.file
     if not path.may_read():
@@ -230,14 +238,14 @@ def _in_file(table: ChunkTable, database: Entries, entry: Extent, fault: str | N
     try:
         source = path.open()
         try:
-            return _looked_into(table, ByteRange(source, entry.offset, entry.length), fault)
+            return _decode_fault(table, ByteRange(source, entry.offset, entry.length), fault)
         finally:
             source.close()
     except CheckpointError as error:
         return f"cannot be read: {error.raw.got or error.raw.message}"
 
 
-def _looked_into(table: ChunkTable, chunk: ByteRange, fault: str | None) -> str | None:
+def _decode_fault(table: ChunkTable, chunk: ByteRange, fault: str | None) -> str | None:
     if chunk.nbytes <= _LONGEST_POINTER and chunk.part(0, len(_POINTER)) == _POINTER:
         return POINTER
     if fault:

@@ -79,26 +79,26 @@ class Check:
     fix: Fix | None = None
 
 
-def mending(inventory: Inventory, fix: str) -> str:
+def fix_command(inventory: Inventory, fix: str) -> str:
     """Return the command that applies a fix to the inventory's path."""
     return call("doctor", inventory.path, fix=fix)
 
 
-def pasted(path: Location) -> str:
+def quote_path(path: Location) -> str:
     """Return a path quoted for a command line of `ckpt`."""
     return quote(f"./{path}" if str(path).startswith("-") else str(path))
 
 
-def on_disk(path: Location) -> str:
+def quote_local_path(path: Location) -> str:
     """Return a path quoted for a command that works on local files only."""
-    return pasted(path) if path.as_local() == str(path) else "LOCAL_COPY"
+    return quote_path(path) if path.as_local() == str(path) else "LOCAL_COPY"
 
 
-def set_aside(path: Location) -> str:
+def set_aside_command(path: Location) -> str:
     """Return the command that renames a file without replacing another one."""
     names = (path.with_name(f"{path.name}.aside{number or ''}") for number in count())
     free = next(name for name in names if not name.lexists())
-    return f"mv -n {on_disk(path)} {on_disk(free)}"
+    return f"mv -n {quote_local_path(path)} {quote_local_path(free)}"
 
 
 def as_finding(result: ModelFinding) -> Finding:
@@ -109,11 +109,11 @@ def as_finding(result: ModelFinding) -> Finding:
     return replace(finding, check=result.check)
 
 
-def finding_of(error: CheckpointError, location: Location, level: str = ERROR, why: str = "") -> Finding:
+def finding_of(error: CheckpointError, location: Location, level: str = ERROR, reason: str = "") -> Finding:
     """Convert an error of the package to a finding."""
     details = [f"{label} {text}" for label, text in error.raw.details() if label in ("got", "expected")]
-    what = "; ".join([error.raw.line, *details])
+    problem = "; ".join([error.raw.line, *details])
     # A hint to run ckpt doctor is not useful in its own output.
     hint = error.raw.hint if error.raw.hint and not has_call(error.raw.hint, "doctor") else None
     do = hint or "fetch it again, or restore it from another copy"
-    return Finding(level, error.location or str(location), what, why or "it cannot be read", do)
+    return Finding(level, error.location or str(location), problem, reason or "it cannot be read", do)

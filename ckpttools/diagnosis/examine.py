@@ -16,7 +16,7 @@ from ckpttools.core.message_terms import action, call, option
 from ckpttools.core.tabular import Tabular
 from ckpttools.core.text import first_names, natural_key
 from ckpttools.diagnosis import checks as checks_room
-from ckpttools.diagnosis.base import ERROR, LEVELS, Check, Finding, Fix, as_finding, finding_of, pasted
+from ckpttools.diagnosis.base import ERROR, LEVELS, Check, Finding, Fix, as_finding, finding_of, quote_path
 from ckpttools.diagnosis.checks.checksums import has_checksums
 from ckpttools.diagnosis.inventory import Inventory, ValueReading, inventory_of
 from ckpttools.formats.base import ReadOptions, SupportsFaults
@@ -152,22 +152,22 @@ def examine(
                 f"the model in {model.location} has no weights",
                 got=f"{CONFIG}{f', {first_names(names, 5)}' if names else ''}",
                 expected="model.safetensors, or shards and model.safetensors.index.json",
-                hint=f"fetch them: hf download REPO --include '*.safetensors' --local-dir {pasted(path)}",
+                hint=f"fetch them: hf download REPO --include '*.safetensors' --local-dir {quote_path(path)}",
             )
         raise foreign_error(path) or FormatError(
             f"{path} is not a checkpoint",
             expected="a step, item or run of Orbax, weights, or a zarr v3 hierarchy, complete or damaged",
             hint=f"{action('families.formats')} lists the supported formats",
         )
-    result = dict.fromkeys(finding for check in checks() for finding in _looked(check, inventory))
-    ordered = sorted(_told_once(result), key=_rank)
+    result = dict.fromkeys(finding for check in checks() for finding in _run_check(check, inventory))
+    ordered = sorted(_drop_explained_errors(result), key=_rank)
     healthy = all(item.level != ERROR for item in ordered)
     compared = (reading is not None) if has_checksums(inventory) else None
     has_unfinished = bool(inventory.leftovers) or any(item.is_unfinished for item in inventory.items)
     return Diagnosis(
         str(path),
         healthy,
-        tuple(_counted(inventory)),
+        tuple(_count_inventory(inventory)),
         tuple(ordered),
         compared=compared,
         values_read=values is not None and not has_unfinished,
@@ -178,7 +178,7 @@ def _rank(finding: Finding) -> tuple[int, bytes, str]:
     return LEVELS.index(finding.level), natural_key(finding.location), finding.check
 
 
-def _looked(check: Check, inventory: Inventory) -> Iterator[Finding]:
+def _run_check(check: Check, inventory: Inventory) -> Iterator[Finding]:
     """Yield the findings of a check.
 
     If the check fails, yield that as a finding, so that others are still reported.
@@ -193,12 +193,14 @@ def _looked(check: Check, inventory: Inventory) -> Iterator[Finding]:
     except Exception as error:
         if is_store_failure(error, inventory.path) or isinstance(error, MemoryBudgetError):
             raise
-        what = f"the check {check.name!r} failed: {type(error).__name__}: {error}"
-        why = "the files are damaged in an unexpected way; this check is incomplete"
-        yield Finding(ERROR, str(inventory.path), what, why, "fetch the checkpoint again", check=check.name)
+        problem = f"the check {check.name!r} failed: {type(error).__name__}: {error}"
+        reason = "the files are damaged in an unexpected way; this check is incomplete"
+        yield Finding(
+            ERROR, str(inventory.path), problem, reason, "fetch the checkpoint again", check=check.name
+        )
 
 
-def _counted(inventory: Inventory) -> Iterator[str]:
+def _count_inventory(inventory: Inventory) -> Iterator[str]:
     result = {location for other in inventory.others.values() for location in other}
     hierarchies = [hierarchy for hierarchy in inventory.hierarchies if result.isdisjoint(hierarchy.parents)]
     trees = inventory.others.get(untyped_arrays.FORMAT.name, ())
@@ -218,15 +220,15 @@ def _counted(inventory: Inventory) -> Iterator[str]:
     return (f"{number:,} {one if number == 1 else many}" for number, one, many in counts if number)
 
 
-def _told_once(result: Iterable[Finding]) -> Iterator[Finding]:
+def _drop_explained_errors(result: Iterable[Finding]) -> Iterator[Finding]:
     """Yield the findings, except errors of opening that another finding explains."""
     locations = [item.location for item in result if item.level == ERROR and item.check != LAST_RESORT]
     for item in result:
-        if item.check != LAST_RESORT or not any(_is_told(item, location) for location in locations):
+        if item.check != LAST_RESORT or not any(_is_explained(item, location) for location in locations):
             yield item
 
 
-def _is_told(last: Finding, location: str) -> bool:
+def _is_explained(last: Finding, location: str) -> bool:
     """Return whether the last finding explains an error at a location or in its directory."""
     if _is_at(location, last.location) or _is_at(last.location, location):
         return True
@@ -238,7 +240,7 @@ def _is_at(location: str, top: str) -> bool:
     return location == top or location.startswith((f"{top}/", f"{top}:"))
 
 
-def mend(
+def apply_fixes(
     where: LocationLike,
     *names: str,
     read: ReadOptions | None = None,
@@ -263,21 +265,21 @@ def mend(
     known, read = fixes(), read or ReadOptions()
     for name in names:
         if name not in known:
-            what = f"the fix {name!r} does not exist"
-            raise UsageError(what, expected=" or ".join(known), hint=call("doctor.checks"))
+            problem = f"the fix {name!r} does not exist"
+            raise UsageError(problem, expected=" or ".join(known), hint=call("doctor.checks"))
     done: list[str] = []
     refused: dict[str, CheckpointError] = {}
     for name in names:
         if path.lexists():
-            _mend_all(known[name], examine(path, read).findings, read, done, refused)
+            _apply_everywhere(known[name], examine(path, read).findings, read, done, refused)
     if refused and not done:
-        raise _together(names, refused)
+        raise _combined_error(names, refused)
     after = examine(path, read, reading, values) if path.lexists() else Diagnosis(str(path), True, (), ())
     refusals = tuple(_refusal(location, error) for location, error in refused.items())
     return replace(after, fixed=tuple(done), refused=refusals)
 
 
-def _mend_all(
+def _apply_everywhere(
     fix: Fix,
     result: Sequence[Finding],
     read: ReadOptions,
@@ -287,18 +289,18 @@ def _mend_all(
     """Apply a fix at all locations. Adds the results to `done`, and errors to `refused` by location."""
     for location in dict.fromkeys(item.location for item in result if item.fix == fix.name):
         try:
-            done.append(_applied(fix, location, result, read))
+            done.append(_apply(fix, location, result, read))
         except CheckpointError as error:
             refused[location] = error
 
 
-def _applied(fix: Fix, location: str, result: Iterable[Finding], read: ReadOptions) -> str:
+def _apply(fix: Fix, location: str, result: Iterable[Finding], read: ReadOptions) -> str:
     if fix.needs_health:
         _refuse_ill(location, result)
     return fix.apply(parse(location), read)
 
 
-def _together(names: Iterable[str], refused: Mapping[str, CheckpointError]) -> CheckpointError:
+def _combined_error(names: Iterable[str], refused: Mapping[str, CheckpointError]) -> CheckpointError:
     """Return a single error for all refusals."""
     first = next(iter(refused.values()))
     if len(refused) == 1:
@@ -306,8 +308,8 @@ def _together(names: Iterable[str], refused: Mapping[str, CheckpointError]) -> C
     reasons = listing(
         [f"{location}: {_refusal(location, error).what}" for location, error in refused.items()]
     )
-    declared = " ".join(option("fix", name) for name in names)
-    return type(first)(f"{declared} could repair nothing{reasons}", hint=first.hint)
+    text = " ".join(option("fix", name) for name in names)
+    return type(first)(f"{text} could repair nothing{reasons}", hint=first.hint)
 
 
 def _refusal(location: str, error: CheckpointError) -> Refusal:
@@ -339,6 +341,6 @@ def _check(name: str, format: SupportsFaults) -> Check:
     def look(inventory: Inventory) -> Iterator[Finding]:
         for location in inventory.locations(name):
             for error in faults_in(format, location, inventory.read):
-                yield finding_of(error, location, why="none of its tensors can be trusted")
+                yield finding_of(error, location, reason="none of its tensors can be trusted")
 
-    return Check(name, format.looks_for, look)
+    return Check(name, format.fault_summary, look)

@@ -44,10 +44,10 @@ from ckpttools.stores.fetching import Observe
 from ckpttools.stores.location import Location, require_file_error, suppress_file_errors
 
 # Formats whose files this module classifies. Other formats do so themselves.
-_OWN = ("orbax", "safetensors", "zarr3")
+_KNOWN_FORMATS = ("orbax", "safetensors", "zarr3")
 SAFETENSORS, INDEX = ".safetensors", ".safetensors.index.json"
 # Deeper directories are not checkpoints, and links may form cycles.
-_DEEPEST = 12
+_MAX_DEPTH = 12
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class ListedItem:
 
     directory: Directory
     step: Location
-    may_leave_out: bool = False
+    may_omit_chunks: bool = False
     read: ReadOptions = field(default_factory=ReadOptions)
 
     @property
@@ -120,7 +120,7 @@ class ListedItem:
     @property
     def leaves_out(self) -> bool:
         """Whether missing chunks contain only the fill value."""
-        return self.may_leave_out or self.says("store_array_data_equal_to_fill_value") is False
+        return self.may_omit_chunks or self.says("store_array_data_equal_to_fill_value") is False
 
     @cached_property
     def database(self) -> Entries | CheckpointError:
@@ -237,11 +237,11 @@ class Inventory:
             for directory in self.directories
             if directory.path in folders or CONFIG in directory.files
         )
-        return (*(_model(item, self.read) for item in result), *self._carried())
+        return (*(_model(item, self.read) for item in result), *self._carried_models())
 
-    def _carried(self) -> Iterator[ModelDirectory]:
+    def _carried_models(self) -> Iterator[ModelDirectory]:
         """Yield models whose configuration and tokenizer a MaxText checkpoint or a zarr hierarchy carries."""
-        listed = {item.path for item in self.directories}
+        paths = {item.path for item in self.directories}
         holders = [item for item in self.directories if SIDECARS in item.directories]
         # Over a network, each file takes a request, and all steps of a run have the same files.
         is_local = self.path.store.scheme == "file"
@@ -249,7 +249,7 @@ class Inventory:
             path = directory.path / SIDECARS
             with suppress(CheckpointError):
                 files = {entry.name: path / entry.name for entry in path.entries() if entry.is_file}
-                if path not in listed and CONFIG in files:
+                if path not in paths and CONFIG in files:
                     yield ModelDirectory(str(path), files, is_examined=True)
 
     @cached_property
@@ -310,7 +310,10 @@ def inventory_of(path: Location, read: ReadOptions | None = None) -> Inventory:
         raise absent(path)
     if not is_directory(path):
         return Inventory(
-            path, weights=tuple(_one_file(path)), read=read or ReadOptions(), others=_others([path])
+            path,
+            weights=tuple(_one_file(path)),
+            read=read or ReadOptions(),
+            others=_unlisted_checkpoints([path]),
         )
     if find_leftover(path) is LocationKind.INTERRUPTED:
         return Inventory(path, leftovers=(path,))
@@ -340,7 +343,7 @@ class _Walk:
         self._leftovers: list[Location] = []
 
     def visit(self, path: Location, depth: int) -> None:
-        directory = self._listed(path)
+        directory = self._list_directory(path)
         if directory is None:
             return
         self._directories[path] = directory
@@ -361,10 +364,10 @@ class _Walk:
         if find_leftover(path) is not None:
             self._leftovers.append(path)
         # The directory of an interrupted prune is a leftover, and its finding already names this step.
-        elif depth < _DEEPEST and not Step(path).is_being_deleted:
+        elif depth < _MAX_DEPTH and not Step(path).is_being_deleted:
             self.visit(path, depth + 1)
 
-    def _listed(self, path: Location) -> Directory | None:
+    def _list_directory(self, path: Location) -> Directory | None:
         """Return a directory's content; None if it was already visited or cannot be listed."""
         try:
             identity = path.stat().identity or path
@@ -387,8 +390,8 @@ class _Walk:
             step = step_of(location).path
             items.append(ListedItem(self._directories[location], step, read=self._read))
             if step not in self._directories and has_metadata(step):
-                listed = self._listed(step)
-                steps |= {step: listed} if listed else {}
+                listed_step = self._list_directory(step)
+                steps |= {step: listed_step} if listed_step else {}
         # An item's own copy of the metadata does not make the item a step.
         inner = {item.path for item in items if item.step != item.path}
         return Inventory(
@@ -401,26 +404,26 @@ class _Walk:
             tuple(self._hierarchies),
             tuple(self._leftovers),
             self._read,
-            _others(
+            _unlisted_checkpoints(
                 location for location in self._directories if location not in {*inner, *self._hierarchies}
             ),
         )
 
 
-def _others(locations: Iterable[Location]) -> dict[str, list[Location]]:
+def _unlisted_checkpoints(locations: Iterable[Location]) -> dict[str, list[Location]]:
     """Return the locations, without duplicates, that formats recognize and the inventory does not contain."""
     result: dict[str, dict[Location, None]] = defaultdict(dict)
-    others = [(name, format) for name, format in formats().items() if name not in _OWN]
+    others = [(name, format) for name, format in formats().items() if name not in _KNOWN_FORMATS]
     for location in locations:
         for name, format in others:
             with suppress(CheckpointError):
-                if format.why_not(location) is not None:
+                if format.mismatch_reason(location) is not None:
                     continue
                 located = [location]
                 if isinstance(format, SupportsStepFiles):
                     located = [*format.checkpoints_in(location)]
                 elif isinstance(format, SupportsLocation):
-                    located = [format.lies_at(location)]
+                    located = [format.checkpoint_location(location)]
                 if isinstance(format, SupportsLocation):
                     # Directories below a recognized checkpoint belong to it.
                     located = [at for at in located if result[name].keys().isdisjoint(at.parents)]
@@ -438,8 +441,8 @@ def _is_ours(name: str) -> bool:
 
 
 def _weights(directory: Directory) -> SafetensorsFiles:
-    ours = [name for name in directory.files if _is_ours(name)]
-    files = tuple(name for name in ours if name.endswith(SAFETENSORS))
+    weight_files = [name for name in directory.files if _is_ours(name)]
+    files = tuple(name for name in weight_files if name.endswith(SAFETENSORS))
     return SafetensorsFiles(
-        directory.path, files, tuple(name for name in ours if name.endswith(INDEX)), is_whole=True
+        directory.path, files, tuple(name for name in weight_files if name.endswith(INDEX)), is_whole=True
     )

@@ -50,7 +50,7 @@ def value_findings(tree: Tree, location: Location, reading: ValueReading) -> Ite
     )
     yield from _not_finite(report, location)
     if damage is not None and report.finite:
-        yield finding_of(damage, location, why="the weights have no values")
+        yield finding_of(damage, location, reason="the weights have no values")
     yield from _all_zero(report, rows, location)
     yield from _repeated(tree, report, rows, location, reading)
 
@@ -60,11 +60,11 @@ def _not_finite(report: StatsReport, location: Location) -> Iterator[Finding]:
     if not bad:
         return
     lines = [f"{_element(array)} (first of {_bad_counts(array.statistics)})" for array in bad]
-    what = f"{plural(len(bad), 'array')} with values that are not finite: {first_names(lines, _MAX_NAMED)}"
-    why = "whatever is computed with them is not finite either, so the model returns NaN"
+    problem = f"{plural(len(bad), 'array')} with values that are not finite: {first_names(lines, _MAX_NAMED)}"
+    reason = "whatever is computed with them is not finite either, so the model returns NaN"
     command = call("stats", str(location))
     do = f"{_AGAIN}; {command} shows the counts of each array"
-    yield Finding(ERROR, str(location), what, why, do, command=command)
+    yield Finding(ERROR, str(location), problem, reason, do, command=command)
 
 
 def _element(array: ArrayStats) -> str:
@@ -106,9 +106,9 @@ def _all_zero(report: StatsReport, rows: Mapping[str, LayerRow], location: Locat
     if not layers:
         return
     lines = [f"{path}{_in_layers(numbers)}" for path, numbers in layers.items()]
-    what = f"{plural(len(layers), 'array')} with nothing but zeros: {first_names(lines, _MAX_NAMED)}"
-    why = "these weights have no effect: they were probably never trained, loaded or saved"
-    yield Finding(WARNING, str(location), what, why, f"compare it with its source; {_AGAIN}")
+    problem = f"{plural(len(layers), 'array')} with nothing but zeros: {first_names(lines, _MAX_NAMED)}"
+    reason = "these weights have no effect: they were probably never trained, loaded or saved"
+    yield Finding(WARNING, str(location), problem, reason, f"compare it with its source; {_AGAIN}")
 
 
 def _in_layers(numbers: Sequence[int | None]) -> str:
@@ -133,7 +133,7 @@ def _repeated(
 ) -> Iterator[Finding]:
     """Report layers that have the same matrices. Layers with equal statistics are compared bit by bit."""
     arrays = {keystr(path): array for path, array in tree.arrays.items()}
-    alike: dict[tuple[str, Statistics], list[_LayerMatrix]] = defaultdict(list)
+    groups: dict[tuple[str, Statistics], list[_LayerMatrix]] = defaultdict(list)
     total: dict[int, int] = defaultdict(int)
     for stats, layer, result in _matrices(report, rows):
         row = rows.get(stats.path)
@@ -142,10 +142,10 @@ def _repeated(
         total[layer] += 1
         if result.std:
             array = _layer_of(arrays[stats.path], row, layer)
-            alike[row.name, result].append(_LayerMatrix(layer, array))
+            groups[row.name, result].append(_LayerMatrix(layer, array))
     pairs = [
         (name, first, other)
-        for (name, _), (first, *others) in alike.items()
+        for (name, _), (first, *others) in groups.items()
         for other in others
         if other.layer != first.layer
     ]
@@ -164,8 +164,8 @@ def _repeated(
     what = (
         f"{plural(len(repeated), 'layer')} with the values of another one: {first_names(lines, _MAX_NAMED)}"
     )
-    why = "trained layers differ: a conversion or a restore may have written one layer twice"
-    yield Finding(WARNING, str(location), what, why, f"compare it with its source; {_AGAIN}")
+    reason = "trained layers differ: a conversion or a restore may have written one layer twice"
+    yield Finding(WARNING, str(location), what, reason, f"compare it with its source; {_AGAIN}")
 
 
 def _layer_of(array: LazyArray, row: LayerRow, layer: int) -> LazyArray:

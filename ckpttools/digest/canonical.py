@@ -52,14 +52,14 @@ def per_layer(tree: Tree) -> dict[str, LazyArray]:
         ShapeError, FormatError: The layers do not belong together, or two arrays would get the same name.
     """
     try:
-        return as_stored(_unstacked(tree))
+        return as_stored(_unstack(tree))
     except (FormatError, ShapeError) as error:
         raise error.at(
             hint=f"{action('hash', per_layer=False)} hashes stacked layers in their stored form"
         ) from error
 
 
-def without_step(arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
+def drop_step(arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
     """Return arrays under MaxText's names without the step that a conversion adds.
 
     The step of a training state is kept.
@@ -76,24 +76,24 @@ def with_carried(tree: Tree, layers: bool) -> dict[str, LazyArray]:
         tree: Any checkpoint.
         layers: Whether to split stacked layers, as in `per_layer`.
     """
-    from ckpttools.maxtext.model_files import carried_as_stored
+    from ckpttools.maxtext.model_files import carried_stored_arrays
 
-    return {**carried_as_stored(tree), **(per_layer if layers else as_stored)(tree)}
+    return {**carried_stored_arrays(tree), **(per_layer if layers else as_stored)(tree)}
 
 
 def as_stored(tree: Tree) -> dict[str, LazyArray]:
     """Return all arrays under their stored names; otherwise like `per_layer`."""
-    known = {home: inner for inner, home in view_of(tree).homes.items()}
-    built: dict[str, LazyArray] = {}
+    known = {tree_path: inner for inner, tree_path in view_of(tree).homes.items()}
+    result: dict[str, LazyArray] = {}
     for path, array in tree.arrays.items():
         name = keystr(known.get(path, path))
-        if name in built:
+        if name in result:
             raise FormatError("two arrays would get one name", location=name)
-        built[name] = array
-    return built
+        result[name] = array
+    return result
 
 
-def _unstacked(tree: Tree) -> Tree:
+def _unstack(tree: Tree) -> Tree:
     view = view_of(tree)
     if not view.is_stacked:
         return tree
@@ -102,10 +102,10 @@ def _unstacked(tree: Tree) -> Tree:
     try:
         return unstack_layers(tree, view.stacks, axis)
     except ShapeError:
-        return _unstacked_but_the_optimizer(tree, view.stacks, axis)
+        return _unstack_parameters(tree, view.stacks, axis)
 
 
-def _unstacked_but_the_optimizer(tree: Tree, stacks: tuple[LayerStack, ...], axis: int) -> Tree:
+def _unstack_parameters(tree: Tree, stacks: tuple[LayerStack, ...], axis: int) -> Tree:
     state = {path: tree[path] for path in view_of(tree).of_role("optimizer")}
     rest = Tree({path: leaf for path, leaf in tree.items() if path not in state}, tree.metadata)
     return Tree({**unstack_layers(rest, stacks, axis), **state}, tree.metadata)
@@ -145,9 +145,9 @@ class Selection:
             UsageError: No array is selected.
             FormatError: The tree has no arrays.
         """
-        meant = self.names(named)
-        chosen = {name: named[name] for name in sort_naturally(named) if name in meant}
-        if not chosen:
+        names = self.names(named)
+        selected = {name: named[name] for name in sort_naturally(named) if name in names}
+        if not selected:
             raise (UsageError if named else FormatError)(
                 "no array is selected",
                 location=location or None,
@@ -155,7 +155,7 @@ class Selection:
                 expected=f"{'parameters' if self.parameters else 'names'} that match {self.pattern!r}",
                 hint=f"{action('hash')} prints the names",
             )
-        return chosen
+        return selected
 
     def texts(self, tree: Tree) -> dict[str, str]:
         """Return the selected string leaves by name; none if only parameters are selected.

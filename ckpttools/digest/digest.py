@@ -93,15 +93,17 @@ def block_count(nbytes: int) -> int:
 
 def block_ends(shape: Shape, itemsize: int, block: int) -> tuple[Shape, Shape]:
     """Return the coordinates of the first and last element of a block."""
-    each = BLOCK_BYTES // itemsize
+    elements_per_block = BLOCK_BYTES // itemsize
     last = Region.whole(shape).size - 1
-    return coordinates(shape, block * each), coordinates(shape, min(last, (block + 1) * each - 1))
+    return coordinates(shape, block * elements_per_block), coordinates(
+        shape, min(last, (block + 1) * elements_per_block - 1)
+    )
 
 
 def coordinates(shape: Shape, position: int) -> Shape:
     """Return the coordinates of the element at a position in C order."""
     result: list[int] = []
     for length in reversed(shape):
-        position, here = divmod(position, length)
-        result.append(here)
+        position, coordinate = divmod(position, length)
+        result.append(coordinate)
     return tuple(reversed(result))

@@ -17,7 +17,7 @@ from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import MemoryBudgetError
 from ckpttools.core.region import Region, Shape, ceil_div, contiguous_runs, count_runs, split_evenly
 from ckpttools.digest.digest import BLOCK_BYTES, Digest, algorithm_named, block_count
-from ckpttools.digest.stacks import WholeArray, cheapest_reads, wholes
+from ckpttools.digest.stacks import WholeArray, cheapest_reads, complete_arrays
 from ckpttools.plan.pieces import Item, Tiles, consecutive, fit_pieces
 from ckpttools.run.events import Watch
 from ckpttools.run.scanning import scan
@@ -51,7 +51,7 @@ class Digester:
         digests = sum(hasher.digests_bytes for hasher in self._hashers.values())
         return estimate_names_bytes(self._arrays) + len(self._arrays) * _BYTES_PER_NAME + 4 * digests
 
-    def add(self, whole: WholeArray, region: Region, values: np.ndarray) -> None:
+    def add(self, array: WholeArray, region: Region, values: np.ndarray) -> None:
         """Add a region that has not been added before. May be called from any thread.
 
         Args:
@@ -59,7 +59,7 @@ class Digester:
             region: Region of the array.
             values: Elements of the region, as carriers of the dtype; they may be overwritten afterwards.
         """
-        for name, inner, view in whole.split(region, values):
+        for name, inner, view in array.split(region, values):
             self._hashers[name].add(inner, view)
 
     def watching(self, tree: Tree) -> Watch:
@@ -68,7 +68,7 @@ class Digester:
         Args:
             tree: Tree of the plan. The digester's arrays are arrays of the tree, or parts of them.
         """
-        by_array = {id(whole.array): whole for whole in wholes(self._arrays)}
+        by_array = {id(complete.array): complete for complete in complete_arrays(self._arrays)}
         result = {path: by_array[id(array)] for path, array in tree.arrays.items() if id(array) in by_array}
 
         def watch(path: Path, region: Region, values: np.ndarray) -> None:
@@ -91,16 +91,16 @@ class Digester:
             MemoryBudgetError: The memory is too small.
             CheckpointError: An array cannot be read.
         """
-        missing = self._missing()
+        missing = self._incomplete_arrays()
         while missing:
             self._read(cheapest_reads(missing), memory, jobs, observe)
-            still = self._missing()
+            still = self._incomplete_arrays()
             if len(still) == len(missing):
                 raise MemoryBudgetError("the parts of no array fit into the memory", got=format_size(memory))
             missing = still
         return {name: hasher.digest() for name, hasher in self._hashers.items()}
 
-    def _missing(self) -> dict[str, LazyArray]:
+    def _incomplete_arrays(self) -> dict[str, LazyArray]:
         """Return the incomplete arrays, reset to be read from the beginning."""
         missing = {
             name: self._arrays[name] for name, hasher in self._hashers.items() if not hasher.is_complete
@@ -113,11 +113,11 @@ class Digester:
         self, reads: list[WholeArray], memory: int, jobs: int | None, observe: Callable[[int], None]
     ) -> None:
         """Read arrays once. Some may stay incomplete for lack of memory."""
-        items: list[Item] = [(whole.array,) for whole in reads]
+        items: list[Item] = [(array.array,) for array in reads]
         reserved = ROOM_BYTES + self.nbytes
         fit = fit_pieces(items, memory=memory, jobs=jobs, scratch=0, reserved=reserved)
         self._room.nbytes = memory - fit.projected_peak + ROOM_BYTES
-        largest = {id(whole.array): self._largest(whole) for whole in reads}
+        largest = {id(array.array): self._largest(array) for array in reads}
         tiles = Tiles()
 
         def cut(item: Item, limit: int) -> Iterator[Region]:
@@ -128,7 +128,7 @@ class Digester:
         def visit(index: int, region: Region, values: tuple[np.ndarray, ...], scratch: Scratch) -> None:
             self.add(reads[index], region, values[0])
 
-        seen = scan(
+        results = scan(
             items,
             visit,
             memory=memory,
@@ -138,11 +138,11 @@ class Digester:
             observe=observe,
             name=lambda index: reads[index].name,
         )
-        for _ in seen:
+        for _ in results:
             pass
 
-    def _largest(self, whole: WholeArray) -> int:
-        return max(self._hashers[part.name].nbytes for part in whole.parts)
+    def _largest(self, array: WholeArray) -> int:
+        return max(self._hashers[part.name].nbytes for part in array.parts)
 
 
 class Room:
@@ -201,8 +201,8 @@ class BlockHasher:
         "_given_up",
         "_hash",
         "_held",
+        "_incomplete_arrays",
         "_lock",
-        "_missing",
         "_room",
         "_shape",
         "_whole",
@@ -220,7 +220,7 @@ class BlockHasher:
         self._begin()
 
     def _begin(self) -> None:
-        self._missing = prod(self._shape)
+        self._incomplete_arrays = prod(self._shape)
         count = block_count(self.nbytes)
         self._digests = bytearray(count * self._digest_bytes)
         self._entered = bytearray(count)
@@ -231,7 +231,7 @@ class BlockHasher:
     @property
     def is_complete(self) -> bool:
         """Whether all elements have arrived."""
-        return self._missing == 0
+        return self._incomplete_arrays == 0
 
     @property
     def digests_bytes(self) -> int:
@@ -258,16 +258,16 @@ class BlockHasher:
         if self._given_up or self.is_complete or region.size == 0:
             return
         if self._whole is None and count_runs(self._shape, region) == 1:
-            done = all(self._add_run(part, stretch) for part, stretch in _contiguous(region, values))
+            done = all(self._add_run(part, elements) for part, elements in _contiguous(region, values))
         else:
             done = self._add_box(region, values)
         with self._lock:
             if done and not self._given_up:
-                self._missing -= region.size
-                if self._missing == 0 and self._whole is not None:
-                    self._hash_whole(self._whole)
+                self._incomplete_arrays -= region.size
+                if self._incomplete_arrays == 0 and self._whole is not None:
+                    self._hash_buffer(self._whole)
             else:
-                self._give_up()
+                self._discard_buffer()
 
     def _add_run(self, region: Region, values: np.ndarray) -> bool:
         """Add a part that is contiguous in C order. Returns whether there was memory for pending data."""
@@ -307,36 +307,36 @@ class BlockHasher:
                 return True
             fragment = self._fragments.get(number)
             if fragment is None:
-                if not self._take(last - first):
+                if not self._reserve(last - first):
                     return False
                 fragment = self._fragments[number] = _Fragment(bytearray(last - first), last - first)
             fragment.data[offset : offset + len(part)] = part
             fragment.missing -= len(part)
             if fragment.missing == 0:
                 self._enter(number, [self._hash(fragment.data)])
-                self._give(len(self._fragments.pop(number).data))
+                self._release(len(self._fragments.pop(number).data))
         return True
 
-    def _take(self, nbytes: int) -> bool:
+    def _reserve(self, nbytes: int) -> bool:
         taken = self._room.take(nbytes)
         self._held += nbytes if taken else 0
         return taken
 
-    def _give(self, nbytes: int) -> None:
+    def _release(self, nbytes: int) -> None:
         self._held -= nbytes
         self._room.give(nbytes)
 
     def _add_box(self, region: Region, values: np.ndarray) -> bool:
         """Add a part that is not contiguous. Returns whether there was memory for the complete array."""
         with self._lock:
-            whole = self._whole if self._whole is not None or self._given_up else self._make_whole()
-        if whole is None:
+            buffer = self._whole if self._whole is not None or self._given_up else self._allocate_buffer()
+        if buffer is None:
             return False
-        whole[region.slices] = values
+        buffer[region.slices] = values
         return True
 
-    def _make_whole(self) -> np.ndarray | None:
-        if not self._take(self.nbytes - self._held):
+    def _allocate_buffer(self) -> np.ndarray | None:
+        if not self._reserve(self.nbytes - self._held):
             return None
         self._whole = np.empty(self._shape, self._dtype.carrier)
         data = _bytes(self._whole)
@@ -347,9 +347,9 @@ class BlockHasher:
         self._fragments.clear()
         return self._whole
 
-    def _hash_whole(self, whole: np.ndarray) -> None:
+    def _hash_buffer(self, buffer: np.ndarray) -> None:
         """Hash the blocks that were not hashed on arrival."""
-        data = _bytes(whole)
+        data = _bytes(buffer)
         for number in range(len(self._entered)):
             if not self._entered[number]:
                 first, last = self._span(number)
@@ -360,9 +360,9 @@ class BlockHasher:
         """Release everything that was kept."""
         self._whole = None
         self._fragments.clear()
-        self._give(self._held)
+        self._release(self._held)
 
-    def _give_up(self) -> None:
+    def _discard_buffer(self) -> None:
         self._given_up = True
         self._drop()
 

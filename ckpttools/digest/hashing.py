@@ -17,9 +17,9 @@ from ckpttools.digest.pairing import (
     LeafDifference,
     Pairing,
     Reason,
-    of_kinds,
-    same_kind,
-    sorted_by_name,
+    have_same_kind,
+    kind_differences,
+    sort_by_name,
 )
 from ckpttools.plan.plan import Plan
 from ckpttools.run.events import Receipt, Watch
@@ -63,17 +63,17 @@ def differences(got: Manifest, expected: Manifest) -> tuple[Difference, ...]:
     """
     both = Pairing(got.arrays, expected.arrays)
     values = [
-        _bad_block(name, mine, theirs, got.algorithm)
-        for name, mine, theirs in both.pairs
-        if same_kind(mine, theirs) and mine.digest != theirs.digest
+        _bad_block(name, own, other, got.algorithm)
+        for name, own, other in both.pairs
+        if have_same_kind(own, other) and own.digest != other.digest
     ]
-    texts = _of_texts(got.texts or {}, expected.texts or {})
-    return sorted_by_name([*_of_nodes(got, expected), *of_kinds(both), *values, *texts])
+    texts = _text_differences(got.texts or {}, expected.texts or {})
+    return sort_by_name([*_node_differences(got, expected), *kind_differences(both), *values, *texts])
 
 
-def _of_nodes(got: Manifest, expected: Manifest) -> list[Difference]:
-    mine, theirs = got.nodes, expected.nodes
-    if mine is None or theirs is None or not mine.comparable(theirs):
+def _node_differences(got: Manifest, expected: Manifest) -> list[Difference]:
+    nodes, expected_nodes = got.nodes, expected.nodes
+    if nodes is None or expected_nodes is None or not nodes.comparable(expected_nodes):
         return []
     named = [
         LeafDifference(
@@ -81,14 +81,16 @@ def _of_nodes(got: Manifest, expected: Manifest) -> list[Difference]:
             item.a or ("array" if item.name in got.arrays else None),
             item.b or ("array" if item.name in expected.arrays else None),
         )
-        for item in mine.differing(theirs)
+        for item in nodes.differing(expected_nodes)
     ]
-    return of_kinds(Pairing[Digest]({}, {}, leaves=tuple(named)))
+    return kind_differences(Pairing[Digest]({}, {}, leaves=tuple(named)))
 
 
-def _of_texts(mine: Mapping[str, str], theirs: Mapping[str, str]) -> Iterator[Difference]:
-    for name in {**mine, **theirs}:
-        got, expected = (None if name not in texts else f"text {texts[name]!r}" for texts in (mine, theirs))
+def _text_differences(own_texts: Mapping[str, str], other: Mapping[str, str]) -> Iterator[Difference]:
+    for name in {**own_texts, **other}:
+        got, expected = (
+            None if name not in texts else f"text {texts[name]!r}" for texts in (own_texts, other)
+        )
         if got != expected:
             reason: Reason = "extra" if expected is None else "missing" if got is None else "kind"
             yield Difference(name, reason, got, expected)
@@ -100,7 +102,7 @@ def _bad_block(name: str, got: Digest, expected: Digest, algorithm: str) -> Diff
     return Difference(name, "values", got.digest, expected.digest, first=first, last=last)
 
 
-class CarriesOut(Protocol):
+class SupportsRun(Protocol):
     """Executes a plan."""
 
     def __call__(self, *, watch: Watch, finalize: Callable[[], None]) -> Receipt: ...
@@ -111,7 +113,7 @@ def hashing_bytes(tree: Tree) -> int:
     return Digester(Selection().arrays(tree), DEFAULT_ALGORITHM).nbytes
 
 
-def run_hashing(plan: Plan, run: CarriesOut, path: Location, *, overwrite: bool) -> Receipt:
+def run_hashing(plan: Plan, run: SupportsRun, path: Location, *, overwrite: bool) -> Receipt:
     """Execute a plan and write the manifest of its arrays.
 
     Output is hashed while it is written, in the memory that the plan leaves. All other data (written by an
@@ -130,10 +132,10 @@ def run_hashing(plan: Plan, run: CarriesOut, path: Location, *, overwrite: bool)
     everything = Selection()
     room = plan.memory - plan.projected_peak
     digester = Digester(everything.arrays(plan.tree), DEFAULT_ALGORITHM, room)
-    lacking = digester.nbytes - plan.reserved - room
-    if lacking > 0 and digester.nbytes > plan.reserved:
+    shortage = digester.nbytes - plan.reserved - room
+    if shortage > 0 and digester.nbytes > plan.reserved:
         raise memory_error(
-            "the digests do not fit into the memory allowed", plan.memory, plan.memory + lacking
+            "the digests do not fit into the memory allowed", plan.memory, plan.memory + shortage
         )
 
     texts, nodes = everything.texts(plan.tree), everything.nodes(plan.tree)

@@ -46,8 +46,8 @@ class LeafKinds:
 
     def comparable(self, other: LeafKinds) -> bool:
         """Return whether equal checkpoints have equal leaves in both layouts."""
-        mine = self.layout, self.is_stacked, self.has_state
-        return mine == (other.layout, other.is_stacked, other.has_state)
+        key = self.layout, self.is_stacked, self.has_state
+        return key == (other.layout, other.is_stacked, other.has_state)
 
     def differing(self, other: LeafKinds) -> Iterator[LeafDifference]:
         """Yield the leaves whose kinds differ between comparable layouts; None stands for any other leaf."""
@@ -113,17 +113,17 @@ def differing_leaves(
     is_read = None not in (a.metadata.format, b.metadata.format)
     has_numbers = has_empties and is_read and _has_state(a) == _has_state(b)
     counts = {"text": True, "empty": has_empties, "number": has_numbers, "array": has_numbers}
-    mine = _kinds(a, {*_nodes_of_state(a, b)})
-    theirs = _with_joints_of(_kinds(b, {*_nodes_of_state(b, a)}), mine)
+    kinds_a = _kinds(a, {*_nodes_of_state(a, b)})
+    kinds_b = _with_joints_of(_kinds(b, {*_nodes_of_state(b, a)}), kinds_a)
     result: list[LeafDifference] = []
-    for path in {**mine, **theirs}:
-        kinds = mine.get(path), theirs.get(path)
-        there = [kind for kind in kinds if kind is not None]
-        is_array = [item.what in ("array", "number") for item in there]
+    for path in {**kinds_a, **kinds_b}:
+        kinds = kinds_a.get(path), kinds_b.get(path)
+        present = [kind for kind in kinds if kind is not None]
+        is_array = [item.what in ("array", "number") for item in present]
         # The comparison of arrays reports arrays that only one side has.
-        if kinds[0] == kinds[1] or (any(is_array) and not (len(there) == 2 and all(is_array))):
+        if kinds[0] == kinds[1] or (any(is_array) and not (len(present) == 2 and all(is_array))):
             continue
-        if any(counts[item.what] for item in there):
+        if any(counts[item.what] for item in present):
             name, texts = keystr(path), [None if kind is None else kind.text for kind in kinds]
             result.append(LeafDifference(name, *texts))
     order = {name: place for place, name in enumerate(sort_naturally({item.name for item in result}))}
@@ -132,7 +132,7 @@ def differing_leaves(
 
 def _inner_paths(tree: Tree) -> dict[Path, Path]:
     """Map the paths of a tree to those under which arrays are compared, without the flavor's wrapping."""
-    return {home: inner for inner, home in view_of(tree).homes.items()}
+    return {tree_path: inner for inner, tree_path in view_of(tree).homes.items()}
 
 
 def _by_name(leaves: Iterable[tuple[Path, str]]) -> dict[str, str]:

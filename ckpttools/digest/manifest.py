@@ -110,8 +110,8 @@ class Manifest:
         head |= {} if self.nodes is None else {"nodes": asdict(self.nodes)}
         lines = [f"  {json.dumps(key)}: {json.dumps(value)},\n" for key, value in head.items()]
         arrays = [f"    {json.dumps(name)}: {json.dumps(asdict(item))}" for name, item in self.arrays.items()]
-        listed = "{\n" + ",\n".join(arrays) + "\n  }" if arrays else "{}"
-        return "{\n" + "".join(lines) + f'  "arrays": {listed}\n' + "}\n"
+        arrays_text = "{\n" + ",\n".join(arrays) + "\n  }" if arrays else "{}"
+        return "{\n" + "".join(lines) + f'  "arrays": {arrays_text}\n' + "}\n"
 
 
 def check_manifest_name(path: Location, *, overwrite: bool = False) -> None:
@@ -176,7 +176,7 @@ def read_manifest(where: LocationLike) -> Manifest:
     _require(document, "version", VERSION, path)
     _require_algorithm(document, path)
     _require(document, "block_bytes", BLOCK_BYTES, path)
-    return _checked(document, path)
+    return _parse_document(document, path)
 
 
 def _require(document: Mapping[str, Any], key: str, expected: int, path: Location) -> None:
@@ -200,30 +200,32 @@ def _require_algorithm(document: Mapping[str, Any], path: Location) -> None:
         ) from error
 
 
-def _checked(document: Mapping[str, Any], path: Location) -> Manifest:
+def _parse_document(document: Mapping[str, Any], path: Location) -> Manifest:
     """Return the manifest in a document after checking that its digests agree."""
     try:
         entries = {
             name: _digest(name, item, document["algorithm"]) for name, item in document["arrays"].items()
         }
         selection = Selection(
-            _typed(document["pattern"], str),
-            _typed(document["per_layer"], bool),
-            _typed(document["only_parameters"], bool),
+            _require_type(document["pattern"], str),
+            _require_type(document["per_layer"], bool),
+            _require_type(document["only_parameters"], bool),
         )
         # Older manifests do not record the kind of names.
-        names = _typed(document.get("names", NAMES[0]), str)
+        names = _require_type(document.get("names", NAMES[0]), str)
         if names not in NAMES:
             raise ValueError(f"names are {names!r}, not {' or '.join(NAMES)}")
         texts = _texts(document.get("texts"))
         nodes = _nodes(document.get("nodes"))
-        manifest = Manifest(_typed(document["algorithm"], str), selection, entries, names, texts, nodes)
-        strange = next(iter(entries.keys() - set(selection.names(entries))), None)
-        if strange is not None:
-            raise ValueError(f"{strange} is not in the declared selection")
-        for key, built in (("digest", manifest.digest), ("parameters", manifest.parameters)):
-            if document[key] != built:
-                raise ValueError(f"{key} {document[key]}, but the digests of the arrays give {built}")
+        manifest = Manifest(
+            _require_type(document["algorithm"], str), selection, entries, names, texts, nodes
+        )
+        extra = next(iter(entries.keys() - set(selection.names(entries))), None)
+        if extra is not None:
+            raise ValueError(f"{extra} is not in the declared selection")
+        for key, result in (("digest", manifest.digest), ("parameters", manifest.parameters)):
+            if document[key] != result:
+                raise ValueError(f"{key} {document[key]}, but the digests of the arrays give {result}")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         got = f"no {error}" if isinstance(error, KeyError) else error
         raise FormatError(
@@ -235,7 +237,7 @@ def _checked(document: Mapping[str, Any], path: Location) -> Manifest:
 def _texts(result: Any) -> Mapping[str, str] | None:
     if result is None:
         return None
-    return {name: _typed(text, str) for name, text in _typed(result, dict).items()}
+    return {name: _require_type(text, str) for name, text in _require_type(result, dict).items()}
 
 
 def _nodes(result: Any) -> LeafKinds | None:
@@ -243,32 +245,32 @@ def _nodes(result: Any) -> LeafKinds | None:
         return None
     layout = result["layout"]
     return LeafKinds(
-        layout=None if layout is None else _typed(layout, str),
-        is_stacked=_typed(result["is_stacked"], bool),
-        has_state=_typed(result["has_state"], bool),
-        is_read=_typed(result["is_read"], bool),
-        kinds={name: _typed(kind, str) for name, kind in _typed(result["kinds"], dict).items()},
+        layout=None if layout is None else _require_type(layout, str),
+        is_stacked=_require_type(result["is_stacked"], bool),
+        has_state=_require_type(result["has_state"], bool),
+        is_read=_require_type(result["is_read"], bool),
+        kinds={name: _require_type(kind, str) for name, kind in _require_type(result["kinds"], dict).items()},
     )
 
 
-def _digest(name: str, each: Mapping[str, Any], algorithm: str) -> Digest:
-    shape = tuple(_typed(length, int) for length in each["shape"])
-    built = Digest.of(algorithm, _typed(each["dtype"], str), shape, bytes.fromhex(each["blocks"]))
-    if built.digest != each["digest"]:
+def _digest(name: str, entry: Mapping[str, Any], algorithm: str) -> Digest:
+    shape = tuple(_require_type(length, int) for length in entry["shape"])
+    result = Digest.of(algorithm, _require_type(entry["dtype"], str), shape, bytes.fromhex(entry["blocks"]))
+    if result.digest != entry["digest"]:
         raise ValueError(
-            f"{name}: digest {each['digest']}, but the digests of its blocks give {built.digest}"
+            f"{name}: digest {entry['digest']}, but the digests of its blocks give {result.digest}"
         )
-    if built.dtype in DTYPES:
-        nbytes = prod(shape) * DTYPES[built.dtype].itemsize
+    if result.dtype in DTYPES:
+        nbytes = prod(shape) * DTYPES[result.dtype].itemsize
         expected = block_count(nbytes) * 2 * len(algorithm_named(algorithm)(b""))
-        if len(built.blocks) != expected:
+        if len(result.blocks) != expected:
             raise ValueError(
-                f"{name}: {len(built.blocks)} digits of block digests where {nbytes} bytes take {expected}"
+                f"{name}: {len(result.blocks)} digits of block digests where {nbytes} bytes take {expected}"
             )
-    return built
+    return result
 
 
-def _typed(value: Any, expected: type) -> Any:
+def _require_type(value: Any, expected: type) -> Any:
     if type(value) is not expected:
         raise TypeError(f"{value!r} where {expected.__name__} was expected")
     return value
@@ -277,9 +279,9 @@ def _typed(value: Any, expected: type) -> Any:
 def first_bad_block(got: Digest, expected: Digest, algorithm: str) -> int:
     """Return the index of the first block in which two arrays of the same type differ."""
     size = 2 * len(algorithm_named(algorithm)(b""))
-    pairs = zip(_cut(got.blocks, size), _cut(expected.blocks, size), strict=True)
-    return next(number for number, (mine, theirs) in enumerate(pairs) if mine != theirs)
+    pairs = zip(_split_text(got.blocks, size), _split_text(expected.blocks, size), strict=True)
+    return next(number for number, (actual, recorded) in enumerate(pairs) if actual != recorded)
 
 
-def _cut(text: str, size: int) -> list[str]:
+def _split_text(text: str, size: int) -> list[str]:
     return [text[k : k + size] for k in range(0, len(text), size)]

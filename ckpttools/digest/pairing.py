@@ -135,7 +135,7 @@ class Pairing(Generic[K]):
         """Arrays that A lacks."""
         return {name: array for name, array in self.b.items() if name not in self.a}
 
-    def without_unused(self, patterns: Sequence[str]) -> Pairing[K]:
+    def drop_unused(self, patterns: Sequence[str]) -> Pairing[K]:
         """Leave out arrays that only one side has and that models do not use in computation.
 
         Args:
@@ -202,33 +202,33 @@ class Difference:
     file: str | None = None
 
 
-def sorted_by_name(result: Iterable[Difference]) -> tuple[Difference, ...]:
+def sort_by_name(result: Iterable[Difference]) -> tuple[Difference, ...]:
     """Return differences in the natural order of names."""
     by_name = {item.name: item for item in result}
     return tuple(by_name[name] for name in sort_naturally(by_name))
 
 
-def of_kinds(both: Pairing[K]) -> list[Difference]:
+def kind_differences(both: Pairing[K]) -> list[Difference]:
     """Return the arrays that only one side has, and those whose dtypes or shapes differ."""
     extra = [Difference(name, "extra") for name in both.only_a]
     missing = [Difference(name, "missing") for name in both.only_b]
     other = [
         Difference(name, "dtype" if a.dtype != b.dtype else "shape", _type(a), _type(b))
         for name, a, b in both.pairs
-        if not same_kind(a, b)
+        if not have_same_kind(a, b)
     ]
-    return extra + missing + other + [*map(_of_leaf, both.leaves)]
+    return extra + missing + other + [*map(_leaf_difference, both.leaves)]
 
 
-def _of_leaf(each: LeafDifference) -> Difference:
-    reason: Reason = "missing" if each.a is None else "extra" if each.b is None else "kind"
-    return Difference(each.name, reason, each.a, each.b)
+def _leaf_difference(difference: LeafDifference) -> Difference:
+    reason: Reason = "missing" if difference.a is None else "extra" if difference.b is None else "kind"
+    return Difference(difference.name, reason, difference.a, difference.b)
 
 
-def same_kind(a: Typed, b: Typed) -> bool:
+def have_same_kind(a: Typed, b: Typed) -> bool:
     """Return whether two arrays have the same dtype and shape."""
     return (a.dtype, a.shape) == (b.dtype, b.shape)
 
 
-def _type(each: Typed) -> str:
-    return format_type(each.dtype, each.shape)
+def _type(array: Typed) -> str:
+    return format_type(array.dtype, array.shape)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # Cost of starting a read, in bytes of a long read.
 _READ = 4 << 10
 # Parts are scattered in the stacked array, so they must be copied before use.
-_WORTH_SPLITTING = 1.25
+_MAX_SPLIT_OVERHEAD = 1.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,40 +70,42 @@ class WholeArray:
         """
         for part in self.parts:
             if all(region.start[axis] <= i < region.stop[axis] for axis, i in part.fixed.items()):
-                mine, inner = region, region
+                part_region, inner = region, region
                 for axis in sorted(part.fixed, reverse=True):
-                    mine = mine.replaced(axis, part.fixed[axis], part.fixed[axis] + 1)
+                    part_region = part_region.replaced(axis, part.fixed[axis], part.fixed[axis] + 1)
                     inner = inner.without(axis)
-                view = subview(values, mine.relative_to(region))
+                view = subview(values, part_region.relative_to(region))
                 yield part.name, inner, view.reshape(inner.shape)
 
 
-def wholes(arrays: Mapping[str, LazyArray]) -> list[WholeArray]:
+def complete_arrays(arrays: Mapping[str, LazyArray]) -> list[WholeArray]:
     """Return the arrays that contain `arrays` as parts, in the order of their first parts."""
     result: dict[tuple[int, frozenset[int]], tuple[LazyArray, list[StackedPart]]] = {}
     for name, array in arrays.items():
-        root, fixed = _rooted(array)
+        root, fixed = _find_root(array)
         result.setdefault((id(root), frozenset(fixed)), (root, []))[1].append(StackedPart(name, fixed))
     built: list[WholeArray] = []
     for root, parts in result.values():
         distinct = len({_location(part.fixed) for part in parts}) == len(parts)
-        built += [WholeArray(root, tuple(parts))] if distinct else [alone(p.name, arrays) for p in parts]
+        built += (
+            [WholeArray(root, tuple(parts))] if distinct else [single_array(p.name, arrays) for p in parts]
+        )
     return built
 
 
 def cheapest_reads(arrays: Mapping[str, LazyArray]) -> list[WholeArray]:
     """Return the cheapest reads that cover `arrays`: stacked arrays, or single parts."""
-    built: list[WholeArray] = []
-    for whole in wholes(arrays):
-        apart = sum(_cost(arrays[part.name]) for part in whole.parts)
-        if _cost(whole.array) * _WORTH_SPLITTING < apart:
-            built.append(whole)
+    result: list[WholeArray] = []
+    for array in complete_arrays(arrays):
+        separate_cost = sum(_cost(arrays[part.name]) for part in array.parts)
+        if _cost(array.array) * _MAX_SPLIT_OVERHEAD < separate_cost:
+            result.append(array)
         else:
-            built += [alone(part.name, arrays) for part in whole.parts]
-    return built
+            result += [single_array(part.name, arrays) for part in array.parts]
+    return result
 
 
-def alone(name: str, arrays: Mapping[str, LazyArray]) -> WholeArray:
+def single_array(name: str, arrays: Mapping[str, LazyArray]) -> WholeArray:
     """Return an array that is read on its own."""
     return WholeArray(arrays[name], (StackedPart(name, {}),))
 
@@ -118,7 +120,7 @@ def _location(fixed: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
     return tuple(sorted(fixed.items()))
 
 
-def _rooted(array: LazyArray) -> tuple[LazyArray, dict[int, int]]:
+def _find_root(array: LazyArray) -> tuple[LazyArray, dict[int, int]]:
     """Return the array that contains this one, and the coordinates of the slice."""
     fixed: dict[int, int] = {}
     while isinstance(array, Take):
@@ -128,21 +130,21 @@ def _rooted(array: LazyArray) -> tuple[LazyArray, dict[int, int]]:
     return array, fixed
 
 
-def assembled(whole: WholeArray, arrays: Mapping[str, LazyArray]) -> LazyArray:
+def assemble(complete: WholeArray, arrays: Mapping[str, LazyArray]) -> LazyArray:
     """Assemble other arrays, with the names of the parts of a complete stack, into the same stack.
 
     Raises:
         ShapeError: The arrays differ in shape or dtype.
     """
-    by_location = {_location(part.fixed): arrays[part.name] for part in whole.parts}
-    axes = sorted(whole.parts[0].fixed)
+    by_location = {_location(part.fixed): arrays[part.name] for part in complete.parts}
+    axes = sorted(complete.parts[0].fixed)
 
-    def along(axes: list[int], chosen: dict[int, int]) -> LazyArray:
+    def along(axes: list[int], indices: dict[int, int]) -> LazyArray:
         if not axes:
-            return by_location[_location(chosen)]
+            return by_location[_location(indices)]
         *outer, last = axes
-        length = whole.array.shape[last]
+        length = complete.array.shape[last]
         # The last axis is inserted last, when all other axes are in their final positions.
-        return stack([along(outer, {**chosen, last: i}) for i in range(length)], last)
+        return stack([along(outer, {**indices, last: i}) for i in range(length)], last)
 
     return along(axes, {})

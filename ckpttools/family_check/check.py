@@ -86,7 +86,7 @@ def check_alone(family: Family) -> FamilyCheck:
     own = definition.findings()
     if any(map(is_fatal, own)):
         return FamilyCheck(family.name, findings=own)
-    wrong = [
+    findings = [
         FamilyFinding(
             "formula", axis, f"{family.derived[axis]!r} has no valid length for any of the tried sizes"
         )
@@ -101,7 +101,7 @@ def check_alone(family: Family) -> FamilyCheck:
         num_arrays=largest.num_arrays,
         layouts=largest.layouts,
         findings=tuple(
-            dict.fromkeys([*own, *wrong, *(finding for trip in trips for finding in trip.findings)])
+            dict.fromkeys([*own, *findings, *(finding for trip in trips for finding in trip.findings)])
         ),
     )
 
@@ -140,13 +140,13 @@ def check_against(
     try:
         fits = _fits(family, tree, config)
     except CheckpointError as error:
-        return _failed(check, error)
+        return _failed_check(check, error)
     share = max(fit.share for fit in fits)
     outcomes = [(fit, fit.mapped()) for fit in fits if fit.share == share]
     fit, mapped = min(outcomes, key=lambda outcome: _failure_finding(outcome[1]))
     check = replace(check, side=fit.side, hints=fit.hints())
     if isinstance(mapped, CheckpointError):
-        return _failed(check, mapped)
+        return _failed_check(check, mapped)
     return _finish(check, _check_round_trip(family, fit, mapped, config))
 
 
@@ -155,7 +155,7 @@ def _failure_finding(mapped: Mapped | CheckpointError) -> int:
     return len(list(findings_of(mapped))) if isinstance(mapped, CheckpointError) else 0
 
 
-def _failed(check: FamilyCheck, error: CheckpointError) -> FamilyCheck:
+def _failed_check(check: FamilyCheck, error: CheckpointError) -> FamilyCheck:
     return replace(
         check,
         findings=(*check.findings, *findings_of(error)),
@@ -416,10 +416,10 @@ def _duplicate_targets(
 def _compare_round_trip(table: Table, right: Shapes, left: Shapes) -> Iterator[FamilyFinding]:
     """Compare the left arrays with the sides of the rows, and the returned arrays with the originals."""
     # Rows that change values need a float dtype, and keep float32.
-    there = table.to_left({key: Constant(shape, _F32, bytes(4)) for key, shape in right.items()})
-    yield from _differences(there.arrays, left)
-    kept = {key: shape for key, shape in right.items() if key not in there.dropped}
-    yield from _differences(table.to_right(there.arrays).arrays, kept)
+    converted = table.to_left({key: Constant(shape, _F32, bytes(4)) for key, shape in right.items()})
+    yield from _differences(converted.arrays, left)
+    kept = {key: shape for key, shape in right.items() if key not in converted.dropped}
+    yield from _differences(table.to_right(converted.arrays).arrays, kept)
 
 
 def _differences(arrays: Mapping[str, LazyArray], expected: Shapes) -> Iterator[FamilyFinding]:

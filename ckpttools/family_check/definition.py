@@ -15,7 +15,7 @@ from ckpttools.core.errors import (
     ShapeError,
     did_you_mean,
     listing,
-    near_names,
+    similar_names,
 )
 from ckpttools.mapping.arithmetic import axes_in
 from ckpttools.mapping.axes import Side
@@ -49,7 +49,7 @@ class Definition:
     family: Family
 
     @cached_property
-    def _by_layout(self) -> tuple[tuple[Row, ...], tuple[FamilyFinding, ...]]:
+    def _rows_by_layout(self) -> tuple[tuple[Row, ...], tuple[FamilyFinding, ...]]:
         rows = list(self.family.rows)
         broken: list[FamilyFinding] = []
         owned = [(group, row) for group in self.family.layers for row in group.rows]
@@ -64,7 +64,7 @@ class Definition:
     @property
     def rows(self) -> tuple[Row, ...]:
         """Return all valid rows, the unscanned ones first."""
-        return self._by_layout[0]
+        return self._rows_by_layout[0]
 
     @property
     def sides(self) -> list[Side]:
@@ -97,12 +97,12 @@ class Definition:
         if texts:
             return texts
         found = (
-            *self._by_layout[1],
+            *self._rows_by_layout[1],
             *self._rows(),
             *self._labels(),
             *self._flags(),
             *self._formulas(),
-            *self._spellings(),
+            *self._spelling_findings(),
         )
         return tuple(dict.fromkeys(found))
 
@@ -135,10 +135,12 @@ class Definition:
                 if times > 1:
                     yield FamilyFinding("axis", str(side), f"{axis} occurs twice on one side")
             for name in sorted(side.key.needs - self.axes):
-                yield FamilyFinding("axis", str(side), f"there is no axis {name}{near(name, self.axes)}")
+                yield FamilyFinding("axis", str(side), f"there is no axis {name}{suggest(name, self.axes)}")
         for row in (*self.family.rows, *(row for group in self.family.layers for row in group.rows)):
             if isinstance(row.op, Scale) and row.op.axis not in self.axes:
-                text = f"values are scaled by {row.op.axis}, which no row has{near(row.op.axis, self.axes)}"
+                text = (
+                    f"values are scaled by {row.op.axis}, which no row has{suggest(row.op.axis, self.axes)}"
+                )
                 yield FamilyFinding("op", str(row.left.key), text)
 
     def _labels(self) -> Iterator[FamilyFinding]:
@@ -156,11 +158,11 @@ class Definition:
         for flag, row in asking.items():
             if flag not in rules:
                 yield FamilyFinding(
-                    "flag", flag, f"no rule sets it, but {row.left.key} uses it{near(flag, rules)}"
+                    "flag", flag, f"no rule sets it, but {row.left.key} uses it{suggest(flag, rules)}"
                 )
         for flag in (*rules, *(tower for tower in self.family.towers if tower not in rules)):
             if flag not in asking:
-                yield FamilyFinding("flag", flag, f"no row uses it{near(flag, asking)}")
+                yield FamilyFinding("flag", flag, f"no row uses it{suggest(flag, asking)}")
 
     def _formulas(self) -> Iterator[FamilyFinding]:
         family = self.family
@@ -172,17 +174,17 @@ class Definition:
                 continue
             for name in unknown:
                 yield FamilyFinding(
-                    "formula", axis, f"{formula!r}: there is no axis {name}{near(name, self.axes)}"
+                    "formula", axis, f"{formula!r}: there is no axis {name}{suggest(name, self.axes)}"
                 )
-            if axis in self._followed(axis):
+            if axis in self._required_axes(axis):
                 yield FamilyFinding("formula", axis, f"{formula!r} depends on {axis} itself")
         for axis in sorted(family.constants.keys() & family.sizes.keys()):
             yield FamilyFinding("size", axis, "both the configuration and a constant state its length")
         for text in family.unplaced_keys:
             for name in sorted(parse_key(text).needs - self.axes):
-                yield FamilyFinding("axis", text, f"there is no axis {name}{near(name, self.axes)}")
+                yield FamilyFinding("axis", text, f"there is no axis {name}{suggest(name, self.axes)}")
 
-    def _followed(self, axis: str) -> frozenset[str]:
+    def _required_axes(self, axis: str) -> frozenset[str]:
         """Return the axes that the length of an axis depends on through formulas."""
         stated_axes = self.family.sizes.keys() | self.family.constants.keys()
         followed: set[str] = set()
@@ -193,12 +195,12 @@ class Definition:
             pending |= names
         return frozenset(followed)
 
-    def _spellings(self) -> Iterator[FamilyFinding]:
+    def _spelling_findings(self) -> Iterator[FamilyFinding]:
         family = self.family
         if not family.spellings:
             yield FamilyFinding("row", "spellings", "the family has no spelling, not even an empty one")
         keys = {str(row.right.key) for row in self.rows}
-        written: dict[tuple[str, ...], str] = {}
+        seen: dict[tuple[str, ...], str] = {}
         names: set[str] = set()
         for spelling in family.spellings:
             if spelling.name in names:
@@ -211,13 +213,15 @@ class Definition:
             # same.
             for model_type in () if spelling.architecture else spelling.model_types:
                 if model_type not in family.model_types:
-                    text = f"the family has no model_type {model_type}{near(model_type, family.model_types)}"
+                    text = (
+                        f"the family has no model_type {model_type}{suggest(model_type, family.model_types)}"
+                    )
                     yield FamilyFinding("spelling", spelling.name, text)
             own = tuple(str(spelling.key(row.right.key)) for row in self.rows) or (spelling.name,)
-            if own in written and not spelling.architecture:
-                text = f"its files have {own[0]}, like those of {written[own]}, and cannot be distinguished"
+            if own in seen and not spelling.architecture:
+                text = f"its files have {own[0]}, like those of {seen[own]}, and cannot be distinguished"
                 yield FamilyFinding("spelling", spelling.name, text)
-            written.setdefault(own, spelling.name)
+            seen.setdefault(own, spelling.name)
 
 
 def _names(formula: str | None) -> frozenset[str]:
@@ -228,7 +232,7 @@ def _names(formula: str | None) -> frozenset[str]:
 
 
 # Number of missing keys for which a similar name is suggested; each search compares all unmatched arrays.
-_MOST_NEAR = 20
+_MAX_NEAR = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,9 +316,9 @@ def findings_of(error: CheckpointError) -> Iterator[FamilyFinding]:
 
 def _coverage_findings(coverage: Coverage) -> Iterator[FamilyFinding]:
     for number, (key, shape) in enumerate(coverage.missing.items()):
-        near = near_names(key, coverage.extra, 1) if number < _MOST_NEAR else []
-        there = f"; {near[0]} exists" if near else ""
-        yield FamilyFinding("missing", key, f"an array of shape {list(shape)}{there}")
+        near = similar_names(key, coverage.extra, 1) if number < _MAX_NEAR else []
+        suggestion = f"; {near[0]} exists" if near else ""
+        yield FamilyFinding("missing", key, f"an array of shape {list(shape)}{suggestion}")
     for key in coverage.extra:
         yield FamilyFinding("not expected", key, "no row has this key")
     for item in coverage.misshapen:
@@ -327,7 +331,7 @@ def hints_of(error: CheckpointError) -> tuple[str, ...]:
     return error.coverage.reasons if isinstance(error, NotCoveredError) else ()
 
 
-def near(name: str, known: Iterable[str]) -> str:
+def suggest(name: str, known: Iterable[str]) -> str:
     """Return a suggestion to append to a sentence about an unknown name."""
     question = did_you_mean(name, known)
     return f"; {question}" if question else ""

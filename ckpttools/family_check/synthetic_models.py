@@ -18,7 +18,7 @@ from ckpttools.model_families.family import Family
 _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97)
 _LARGEST = 60
 # Maximum number of flag settings to try; twelve independent flags have more.
-_MOST_SETTINGS = 64
+_MAX_SETTINGS = 64
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ def synthetic_model(definition: Definition) -> Iterator[SyntheticModel]:
         complete = any_size.with_complete_cycles(family)
         lacking = [f"no {family.sizes[axis][0]}" for axis in sorted(absent)]
         for sizes in dict.fromkeys((complete, any_size)):
-            alike = [] if sizes is complete else ["an incomplete cycle"]
-            for setting in islice(flag_settings(family, sizes.stated), _MOST_SETTINGS):
-                description = ", ".join([*setting.declared, *lacking, *alike]) or "no flags"
+            missing_parts = [] if sizes is complete else ["an incomplete cycle"]
+            for setting in islice(flag_settings(family, sizes.stated), _MAX_SETTINGS):
+                description = ", ".join([*setting.declared, *lacking, *missing_parts]) or "no flags"
                 config = configuration({**sizes.stated, **setting.fields})
                 yield SyntheticModel(
                     description, config, sizes.lengths, {**definition.unruled, **setting.flags}
@@ -169,12 +169,12 @@ class Sizes:
     def with_complete_cycles(self, family: Family) -> Sizes:
         """Return sizes for which MaxText can scan the layers: these sizes, or another number of layers."""
         changes = [{**self.variables, name: n} for name in sorted(self.variables) for n in range(1, _LARGEST)]
-        fitting = [
-            change for change in changes if not family.layers_beyond_cycles(self._evaluated(change)[0])
+        complete_sizes = [
+            change for change in changes if not family.layers_beyond_cycles(self._evaluate(change)[0])
         ]
-        if not family.layers_beyond_cycles(self.lengths) or not fitting:
+        if not family.layers_beyond_cycles(self.lengths) or not complete_sizes:
             return self
-        return Sizes(self.formulas, self.fixed, self.names, min(fitting, key=self._score))
+        return Sizes(self.formulas, self.fixed, self.names, min(complete_sizes, key=self._score))
 
     @property
     def stated(self) -> dict[str, int]:
@@ -184,30 +184,30 @@ class Sizes:
     @property
     def lengths(self) -> dict[str, int]:
         """Return the lengths of all axes whose formula has a valid length."""
-        return self._evaluated(self.variables)[0]
+        return self._evaluate(self.variables)[0]
 
     @property
     def wrong(self) -> list[str]:
         """Return the axes whose formula has no valid length for any of the tried sizes."""
-        return self._evaluated(self.variables)[1]
+        return self._evaluate(self.variables)[1]
 
-    def _evaluated(self, variables: Mapping[str, int]) -> tuple[dict[str, int], list[str]]:
+    def _evaluate(self, variables: Mapping[str, int]) -> tuple[dict[str, int], list[str]]:
         """Return the lengths, and the axes whose formula has no valid length."""
         lengths = {**{axis: variables[name] for axis, name in self.names.items()}, **self.fixed}
-        wrong: list[str] = []
+        invalid_axes: list[str] = []
         for _ in self.formulas:
             for axis, formula in self.formulas.items():
-                if axis in lengths or axis in wrong or not axes_in(formula) <= lengths.keys():
+                if axis in lengths or axis in invalid_axes or not axes_in(formula) <= lengths.keys():
                     continue
                 try:
                     length = value(formula, lengths)
                 except DoesNotDivideError:
                     length = -1
                 if length < 0:
-                    wrong.append(axis)
+                    invalid_axes.append(axis)
                 else:
                     lengths[axis] = length
-        return lengths, wrong
+        return lengths, invalid_axes
 
     def _solve(self) -> None:
         """Change one size at a time, as long as more formulas get valid lengths."""
@@ -222,5 +222,5 @@ class Sizes:
 
     def _score(self, variables: Mapping[str, int]) -> tuple[int, int]:
         """Return the number of failing formulas, and how far the other lengths fall short of two."""
-        lengths, wrong = self._evaluated(variables)
-        return len(wrong), sum(max(0, 2 - lengths.get(axis, 2)) for axis in self.formulas)
+        lengths, invalid_axes = self._evaluate(variables)
+        return len(invalid_axes), sum(max(0, 2 - lengths.get(axis, 2)) for axis in self.formulas)

@@ -22,11 +22,11 @@ PREFIX, _PART = "base_model.model.", ".lora_"
 # Name components that PEFT uses for a wrapped module's weight and for the factors of a linear module.
 _WRAPPED, _FACTOR = ".base_layer.", ".lora_A."
 # Modules whose base weights PEFT saves with an adapter.
-_SAVED_TOO = ("embed_tokens", "lm_head")
+_EXTRA_SAVED_MODULES = ("embed_tokens", "lm_head")
 _FORMATS = ("safetensors", "torch")
 LORA = "LORA"
 MERGE_WITH_PEFT = "in Python: PeftModel.from_pretrained(BASE, ADAPTER).merge_and_unload()"
-_AS_IT_IS = f"{action('inspect')}, {action('diff')} and {action('hash')} read it as is"
+_READ_COMMANDS_TEXT = f"{action('inspect')}, {action('diff')} and {action('hash')} read it as is"
 
 
 def refuse_adapter(tree: Tree) -> None:
@@ -39,7 +39,7 @@ def refuse_adapter(tree: Tree) -> None:
             f"this is {adapter_in(folder)}, not a complete model",
             location=location,
             expected="a complete model",
-            hint=merging(location),
+            hint=merge_hint(location),
         )
 
 
@@ -69,7 +69,11 @@ def wrapped_weights(tree: Tree) -> list[str]:
     modules = {name.partition(_FACTOR)[0] for name in names if _FACTOR in name}
     wrapped = {name: name.partition(_WRAPPED)[0] for name in names if _WRAPPED in name and _PART not in name}
     result = {name: module for name, module in wrapped.items() if module in modules}
-    return [*result] if any(module.rpartition(".")[2] not in _SAVED_TOO for module in result.values()) else []
+    return (
+        [*result]
+        if any(module.rpartition(".")[2] not in _EXTRA_SAVED_MODULES for module in result.values())
+        else []
+    )
 
 
 def is_adapter_alone(folder: Location) -> bool:
@@ -82,7 +86,7 @@ def is_adapter_alone(folder: Location) -> bool:
 
 def adapter_in(folder: Location) -> str:
     """Describe an adapter from its configuration, such as `a LoRA adapter of Qwen/Qwen3-0.6B`."""
-    declared = _said(folder)
+    declared = _read_config(folder)
     base, kind = declared.get(BASE_NAME), _kind(declared)
     name = "LoRA adapter" if kind == LORA else f"PEFT adapter ({kind})"
     return f"a {name} of {base}" if base else f"a {name}"
@@ -95,7 +99,7 @@ def _kind(declared: Mapping[str, Any]) -> str:
 
 def is_lora(adapter: Location) -> bool:
     """Return whether the adapter's configuration declares a kind that can be read."""
-    return _kind(_said(adapter.folder())) == LORA
+    return _kind(_read_config(adapter.folder())) == LORA
 
 
 def merge_command(adapter: Location) -> str | None:
@@ -103,16 +107,16 @@ def merge_command(adapter: Location) -> str | None:
     return call("merge_adapter", "BASE", "MODEL", adapter=str(adapter)) if is_lora(adapter) else None
 
 
-def merging(adapter: Location) -> str:
+def merge_hint(adapter: Location) -> str:
     """Return a hint for an adapter that was passed where a complete model is expected."""
     command = merge_command(adapter)
     if command is None:
-        return f"merge it into its base model first, {MERGE_WITH_PEFT}; {_AS_IT_IS}"
-    alone = f"{action('adapter_to_maxtext')} converts it alone; {_AS_IT_IS}"
+        return f"merge it into its base model first, {MERGE_WITH_PEFT}; {_READ_COMMANDS_TEXT}"
+    alone = f"{action('adapter_to_maxtext')} converts it alone; {_READ_COMMANDS_TEXT}"
     return f"merge it into its base model first: {command}; {alone}"
 
 
-def _said(folder: Location) -> Mapping[str, Any]:
+def _read_config(folder: Location) -> Mapping[str, Any]:
     try:
         return read_json(folder / ADAPTER)
     except CheckpointError:

@@ -80,7 +80,7 @@ class Format(Protocol):
     def name(self) -> str:
         """The name that users see."""
 
-    def why_not(self, path: Location) -> str | None:
+    def mismatch_reason(self, path: Location) -> str | None:
         """Return None if `path` has this format, else a short reason; reads at most a few bytes."""
 
     def open(self, path: Location, options: ReadOptions) -> Tree:
@@ -122,7 +122,7 @@ class SupportsSteps(Protocol):
 class SupportsLocation(Protocol):
     """A format whose checkpoints are directories that can also be opened through a parent directory."""
 
-    def lies_at(self, path: Location) -> Location:
+    def checkpoint_location(self, path: Location) -> Location:
         """Return the checkpoint directory that a path opens; for a run, a step directory."""
 
 
@@ -155,7 +155,7 @@ class SupportsFaults(Protocol):
     """A format that can find faults in a checkpoint, for diagnosis."""
 
     @property
-    def looks_for(self) -> str:
+    def fault_summary(self) -> str:
         """One-line summary of the faults that are checked."""
 
     def faults(self, path: Location, options: ReadOptions) -> Iterable[CheckpointError]:
@@ -260,13 +260,13 @@ class Layout:
     def used(self) -> Mapping[str, tuple[tuple[int, int], ...]]:
         """The (start, stop) ranges of each of `links` that chunks refer to, sorted and without overlap."""
         spans: dict[str, list[tuple[int, int]]] = {name: [] for name in self.links}
-        for home in self.referenced:
-            for span in home.ranges:
+        for reference in self.referenced:
+            for span in reference.ranges:
                 spans[span.file].append((span.offset, span.offset + span.nbytes))
-        return {name: tuple(_joined(sorted(item))) for name, item in spans.items()}
+        return {name: tuple(_merge_spans(sorted(item))) for name, item in spans.items()}
 
 
-def _joined(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+def _merge_spans(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     """Merge sorted spans that overlap or touch."""
     start, stop = 0, 0
     for a, b in spans:
@@ -341,7 +341,7 @@ class WritesSteps(Protocol):
     """A writer of runs that knows the step number if the user passed one."""
 
     @property
-    def step_said(self) -> int | None:
+    def requested_step(self) -> int | None:
         """Step number that the user passed, for example to add a step; None if the user passed none."""
 
 

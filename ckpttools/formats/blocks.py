@@ -110,7 +110,7 @@ class Blocks:
         """Split, reorder and merge the axes; None if a split cuts through grid cells."""
         groups: list[Axis] = []
         for axis, lengths in zip(self.axes, split, strict=True):
-            parts = _parted(axis, lengths)
+            parts = _split_axes(axis, lengths)
             if parts is None:
                 return None
             groups += parts
@@ -128,12 +128,12 @@ class Blocks:
         left = prod(map(prod, counts))
         axes: list[Axis] = []
         for axis, numbers in zip(self.axes, counts, strict=True):
-            built: list[Atom] = []
+            result: list[Atom] = []
             for atom, count in zip(axis, numbers, strict=True):
                 left //= count
                 stride, step = atom.stride if atom.cell > 1 else 0, left if count > 1 else 0
-                built.append(Atom(atom.length, atom.cell, stride, step))
-            axes.append(tuple(built))
+                result.append(Atom(atom.length, atom.cell, stride, step))
+            axes.append(tuple(result))
         return replace(self, axes=tuple(axes), locations=locations, first=0, start=0)
 
     def location(self, block: int, start: int) -> Stretch:
@@ -180,24 +180,24 @@ def _axes(shape: Shape, cells: Shape, order: Shape, steps: Sequence[int]) -> tup
     return tuple((atom,) if atom.length * atom.cell > 1 else () for atom in atoms)
 
 
-def stacked(parts: Sequence[Blocks], axis: int) -> Blocks | None:
+def stack_blocks(parts: Sequence[Blocks], axis: int) -> Blocks | None:
     """Stack arrays along a new axis; None if their blocks differ."""
-    listed = [part.listed() for part in parts]
-    model = listed[0]
-    if any((item.axes, item.chain.kind) != (model.axes, model.chain.kind) for item in listed):
+    parts_blocks = [part.listed() for part in parts]
+    model = parts_blocks[0]
+    if any((item.axes, item.chain.kind) != (model.axes, model.chain.kind) for item in parts_blocks):
         return None
-    locations = [location for item in listed for location in item.locations]
+    locations = [location for item in parts_blocks for location in item.locations]
     new = (Atom(len(parts), 1, 0, len(model.locations)),) if len(parts) > 1 else ()
     return replace(
         model,
         axes=(*model.axes[:axis], new, *model.axes[axis:]),
         locations=locations,
-        is_grid=all(item.is_grid for item in listed),
-        is_transposed=any(item.is_transposed for item in listed),
+        is_grid=all(item.is_grid for item in parts_blocks),
+        is_transposed=any(item.is_transposed for item in parts_blocks),
     )
 
 
-def _parted(axis: Axis, lengths: Shape) -> list[Axis] | None:
+def _split_axes(axis: Axis, lengths: Shape) -> list[Axis] | None:
     """Split the atoms of an axis into groups of these lengths."""
     rest = list(axis)
     groups: list[Axis] = []
@@ -207,7 +207,7 @@ def _parted(axis: Axis, lengths: Shape) -> list[Axis] | None:
             atom = rest.pop()
             if length % atom.length:
                 # The atom extends into the next group.
-                halves = _halved(atom, length) if atom.length % length == 0 else None
+                halves = _halve(atom, length) if atom.length % length == 0 else None
                 if halves is None:
                     return None
                 outer, atom = halves
@@ -221,7 +221,7 @@ def _parted(axis: Axis, lengths: Shape) -> list[Axis] | None:
     return None if rest else groups
 
 
-def _halved(atom: Atom, inner: int) -> tuple[Atom, Atom] | None:
+def _halve(atom: Atom, inner: int) -> tuple[Atom, Atom] | None:
     """Split an atom into an outer and an inner one of a given length; None if that cuts through cells."""
     outer, cell = atom.length // inner, atom.cell
     if cell % inner == 0:
@@ -266,14 +266,14 @@ class Finder:
                 return blocks_of_grid(grid)
             case Stack(parts=parts):
                 result = [self.blocks(part) for part in parts]
-                alike = [item for item in result if item is not None]
-                return stacked(alike, array.axis) if len(alike) == len(result) else None
+                found = [item for item in result if item is not None]
+                return stack_blocks(found, array.axis) if len(found) == len(result) else None
             case Take() | Relayout() | Window():
-                return self._moved(array, self._shared(array.source))
+                return self._permute_blocks(array, self._shared(array.source))
             case _:
                 return None
 
-    def _moved(self, array: Take | Relayout | Window, inner: Blocks | None) -> Blocks | None:
+    def _permute_blocks(self, array: Take | Relayout | Window, inner: Blocks | None) -> Blocks | None:
         if inner is None:
             return None
         match array:
@@ -294,7 +294,7 @@ class Finder:
 
 
 # To get equal parts, cut a block into at most this many times more parts than necessary.
-_MOST_UNEVEN = 8
+_MAX_UNEVEN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,7 +368,7 @@ def _pieces(blocks: Blocks, largest: int) -> list[list[int]]:
         return pieces
     numbered = [(atom, axis, k) for axis, atoms in enumerate(blocks.axes) for k, atom in enumerate(atoms)]
     run, slowest = 1, None
-    for atom, axis, k in sorted((item for item in numbered if item[0].cell > 1), key=_by_stride):
+    for atom, axis, k in sorted((item for item in numbered if item[0].cell > 1), key=_stride_of):
         if atom.stride == run:
             run, slowest = run * atom.cell, (axis, k)
         else:
@@ -380,13 +380,13 @@ def _pieces(blocks: Blocks, largest: int) -> list[list[int]]:
     return pieces
 
 
-def _by_stride(each: tuple[Atom, int, int]) -> int:
-    return each[0].stride
+def _stride_of(entry: tuple[Atom, int, int]) -> int:
+    return entry[0].stride
 
 
 def _even_part(length: int, least: int) -> int:
     """Divide the length by its smallest divisor of at least `least`; return the length if it has none."""
-    counts = range(least, min(length, _MOST_UNEVEN * least) + 1)
+    counts = range(least, min(length, _MAX_UNEVEN * least) + 1)
     return length // next((count for count in counts if length % count == 0), 1)
 
 

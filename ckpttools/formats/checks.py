@@ -27,7 +27,7 @@ def is_file_name(name: str) -> bool:
         return False
 
 
-def check_paths(tree: Tree, name_of: Callable[[Path], str], what: str) -> None:
+def check_paths(tree: Tree, name_of: Callable[[Path], str], subject: str) -> None:
     """Refuse paths that the format's own reader would refuse.
 
     Args:
@@ -38,11 +38,11 @@ def check_paths(tree: Tree, name_of: Callable[[Path], str], what: str) -> None:
     Raises:
         FormatError: Names are not valid Unicode, too long, or have too many keys. The message lists them.
     """
-    wrong = [keystr(path) for path in tree if not _is_readable(path, name_of(path))]
-    if wrong:
+    invalid = [keystr(path) for path in tree if not _is_readable(path, name_of(path))]
+    if invalid:
         remap = action("remap", "SRC", "DST", map="RULES")
         raise FormatError(
-            f"{what} cannot hold these names:" + listing([ascii(_shortened(name)) for name in wrong]),
+            f"{subject} cannot hold these names:" + listing([ascii(_shorten(name)) for name in invalid]),
             location=tree.metadata.location or None,
             expected=f"Unicode text of at most {LONGEST_PATH:,} characters and {DEEPEST} keys",
             hint=f"rename them with {remap}",
@@ -54,11 +54,11 @@ def _is_readable(path: Path, name: str) -> bool:
     return is_text and len(name) <= LONGEST_PATH and len(path) <= DEEPEST
 
 
-def _shortened(name: str) -> str:
+def _shorten(name: str) -> str:
     return name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}…"
 
 
-def check_plain(tree: Tree, what: str) -> None:
+def check_plain(tree: Tree, subject: str) -> None:
     """Reject leaves other than arrays, for formats that store only arrays.
 
     Args:
@@ -70,7 +70,7 @@ def check_plain(tree: Tree, what: str) -> None:
     """
     if len(tree.arrays) < len(tree):
         raise FormatError(
-            f"{what} can hold only arrays:"
+            f"{subject} can hold only arrays:"
             + listing([keystr(path) for path in tree if path not in tree.arrays]),
             location=tree.metadata.location or None,
             hint=f"leave them out with {option('drop', 'PATTERN')}, or choose another format",
@@ -78,7 +78,7 @@ def check_plain(tree: Tree, what: str) -> None:
 
 
 def check_dtypes(
-    tree: Tree, spelling: Callable[[DType], str | None], what: str, cast: str = "bfloat16"
+    tree: Tree, spelling: Callable[[DType], str | None], subject: str, cast: str = "bfloat16"
 ) -> None:
     """Reject arrays whose dtype the format does not support.
 
@@ -91,16 +91,16 @@ def check_dtypes(
     Raises:
         FormatError: The tree has such arrays. The message lists them and suggests a cast.
     """
-    wrong = {path: array for path, array in tree.arrays.items() if spelling(array.dtype) is None}
-    if not wrong:
+    invalid = {path: array for path, array in tree.arrays.items() if spelling(array.dtype) is None}
+    if not invalid:
         return
-    dtypes = sorted({array.dtype.name for array in wrong.values()})
+    dtypes = sorted({array.dtype.name for array in invalid.values()})
     raise FormatError(
-        f"{what} does not support {' or '.join(dtypes)}:"
-        + listing([f"{keystr(path)}: {array.dtype}" for path, array in wrong.items()]),
+        f"{subject} does not support {' or '.join(dtypes)}:"
+        + listing([f"{keystr(path)}: {array.dtype}" for path, array in invalid.items()]),
         location=tree.metadata.location or None,
-        got=array_count(wrong),
-        hint="; ".join(_remedies({array.dtype for array in wrong.values()}, cast)),
+        got=array_count(invalid),
+        hint="; ".join(_remedies({array.dtype for array in invalid.values()}, cast)),
     )
 
 

@@ -42,7 +42,7 @@ from ckpttools.stores.publishing import PLAN_KINDS, SUFFIX, Unfinished, read_unf
 from ckpttools.stores.registry import LocationLike, parse
 
 _ORBAX = "orbax"
-SET_ASIDE = ".unfinished"
+SET_ASIDE_SUFFIX = ".unfinished"
 """Suffix of directories that the `set-aside` fix of `ckpt doctor` has renamed."""
 # Files written by torch.save. A directory may mix them with anything else, so they are opened by path.
 _SAVED_BY_TORCH = (".pth", ".pt", ".ckpt")
@@ -182,7 +182,7 @@ class Detected:
         if format.name == "zarr-tree" and (run := _legacy_run(self.location)):
             return LocationKind.RUN, run[-1]
         if format.name.startswith("deepspeed") and isinstance(format, SupportsLocation):
-            step = format.lies_at(self.location)
+            step = format.checkpoint_location(self.location)
             if step != self.location:
                 return LocationKind.RUN, step.name
         if is_adapter_alone(self.location):
@@ -348,11 +348,11 @@ def detect(where: LocationLike, *, is_content: bool = False) -> Detected:
     if not is_content and (unfinished := read_unfinished(location)) is not None:
         return Detected(location, unfinished=unfinished, is_directory=is_directory)
     if not is_directory:
-        return _by_format(Detected(location, is_directory=False), formats_in_turn())
+        return _detect_format(Detected(location, is_directory=False), formats_in_turn())
     return _detect_directory(location, formats_in_turn(_ORBAX))
 
 
-def identified(place: OrbaxItem | Step) -> Detected:
+def wrap_identified(place: OrbaxItem | Step) -> Detected:
     """Wrap an item or a step that Orbax's own search found."""
     location = place.directory if isinstance(place, OrbaxItem) else place.path
     return Detected(location, format_named(_ORBAX), place)
@@ -365,7 +365,7 @@ def is_checkpoint(location: Location) -> bool:
         return False
     if status.kind is FileKind.DIRECTORY:
         return _detect_directory(location, built_in_formats(_ORBAX)).format is not None
-    return _by_format(Detected(location, is_directory=False), built_in_formats()).format is not None
+    return _detect_format(Detected(location, is_directory=False), built_in_formats()).format is not None
 
 
 def find_leftover(location: Location) -> LocationKind | None:
@@ -387,7 +387,7 @@ def _leftover_of(location: Location, unfinished: Unfinished | None) -> tuple[Loc
         return LocationKind.INTERRUPTED, name
     if name == PRUNE_DIRECTORY:
         return LocationKind.PRUNE, name
-    if IN_PROGRESS in name or name.endswith(SET_ASIDE):
+    if IN_PROGRESS in name or name.endswith(SET_ASIDE_SUFFIX):
         return LocationKind.SAVE, name
     return None
 
@@ -448,14 +448,14 @@ def _detect_directory(location: Location, formats: Iterator[Format]) -> Detected
         return Detected(location, orbax=OrbaxRun(location), reasons={"orbax": "several checkpoints below"})
     if is_orbax or hosts:
         return Detected(location, format_named(_ORBAX), orbax, hosts)
-    return _by_format(Detected(location, orbax=orbax, reasons=reasons), formats)
+    return _detect_format(Detected(location, orbax=orbax, reasons=reasons), formats)
 
 
-def _by_format(detected: Detected, formats: Iterator[Format]) -> Detected:
+def _detect_format(detected: Detected, formats: Iterator[Format]) -> Detected:
     """Add the first format that recognizes a location, or each format's reason for not recognizing it."""
     reasons = dict(detected.reasons)
     for format in formats:
-        reason = format.why_not(detected.location)
+        reason = format.mismatch_reason(detected.location)
         if reason is None:
             return Detected(detected.location, format, detected.orbax, is_directory=detected.is_directory)
         reasons[format.name] = reason
@@ -513,7 +513,7 @@ def _list_files(folder: Location) -> Iterator[Detected]:
     for entry in folder.entries():
         location = folder / entry.name
         if entry.is_file and location.suffix in _SAVED_BY_TORCH and _is_recognized(location):
-            yield _by_format(Detected(location, is_directory=False), built_in_formats())
+            yield _detect_format(Detected(location, is_directory=False), built_in_formats())
 
 
 def _identify(location: Location) -> Detected | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ckpttools.array.tree import Empty, Leaf, Path, Text, Tree
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import FormatError, counted_listing, listing
+from ckpttools.core.errors import FormatError, list_with_count, listing
 from ckpttools.core.message_terms import option
 from ckpttools.formats.json_file import DEEPEST, parse_json
 
@@ -17,7 +17,7 @@ from ckpttools.formats.json_file import DEEPEST, parse_json
 ENTRY = "ckpttools.tree"
 _VERSION = 1
 _ARRAY = "array"
-_WITHOUT = "remove it from the metadata to open the arrays by name"
+_REMOVE_HINT = "remove it from the metadata to open the arrays by name"
 
 
 def flat_name(path: Path, separator: str) -> str:
@@ -60,7 +60,7 @@ def is_flat(tree: Tree) -> bool:
     return named and plain and tree.metadata.step is None
 
 
-def described(tree: Tree, separator: str) -> str:
+def describe(tree: Tree, separator: str) -> str:
     """Serialize everything about the tree except its arrays as JSON; see `restored`.
 
     Raises:
@@ -121,7 +121,7 @@ def _kind(path: Path, leaf: Leaf, tree: Tree) -> tuple[str, ...]:
     return ("scalar" if path in tree.metadata.scalars else _ARRAY,)
 
 
-def restored(flat: Tree, text: str) -> Tree:
+def restore(flat: Tree, text: str) -> Tree:
     """Restore the tree that `described` serialized.
 
     Args:
@@ -132,7 +132,7 @@ def restored(flat: Tree, text: str) -> Tree:
         FormatError: The text is invalid, or it and `flat` do not name the same arrays.
     """
     location = f"{flat.metadata.location}: {ENTRY} in the metadata"
-    saved = _parsed(text, location)
+    saved = _parse(text, location)
     _check_same(saved, flat, location)
     leaves = {item.path: item.leaf or flat[(flat_name(item.path, saved.separator),)] for item in saved.leaves}
     return Tree(leaves, flat.metadata).with_metadata(
@@ -171,18 +171,18 @@ class _Saved:
     leaves: tuple[_DescribedLeaf, ...]
 
 
-def _parsed(text: str, location: str) -> _Saved:
+def _parse(text: str, location: str) -> _Saved:
     try:
         document = parse_json(text)
         version = document["version"]
         if version == _VERSION:
-            return _saved(document)
+            return _convert_document(document)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise FormatError(
             "the description of the tree is damaged",
             location=location,
             got=f"{type(error).__name__}: {error}",
-            hint=_WITHOUT,
+            hint=_REMOVE_HINT,
         ) from error
     raise FormatError(
         "the tree has a description of an unknown version",
@@ -193,7 +193,7 @@ def _parsed(text: str, location: str) -> _Saved:
     )
 
 
-def _saved(document: Mapping[str, Any]) -> _Saved:
+def _convert_document(document: Mapping[str, Any]) -> _Saved:
     """Convert the parsed document to our types; raises TypeError or ValueError if it has other types."""
     step, separator, custom = document["step"], document["separator"], document["custom_metadata"]
     if not (step is None or type(step) is int) or type(separator) is not str or type(custom) is not dict:
@@ -214,15 +214,15 @@ def _check_same(saved: _Saved, flat: Tree, location: str) -> None:
     paths = Counter(item.path for item in saved.leaves)
     twice = [_keys(path) for path, count in paths.items() if count > 1]
     declared = {flat_name(item.path, saved.separator) for item in saved.leaves if item.leaf is None}
-    there = {str(name) for (name,) in flat}
-    if not twice and declared == there:
+    names = {str(name) for (name,) in flat}
+    if not twice and declared == names:
         return
     raise FormatError(
         "the description of the tree contradicts the arrays in the file"
-        + counted_listing("described, but missing", sorted(declared - there))
-        + counted_listing("present, but not described", sorted(there - declared))
-        + counted_listing("described twice", sorted(twice)),
+        + list_with_count("described, but missing", sorted(declared - names))
+        + list_with_count("present, but not described", sorted(names - declared))
+        + list_with_count("described twice", sorted(twice)),
         location=location,
         expected="every array described once",
-        hint=f"another program changed the arrays but kept this entry: {_WITHOUT}",
+        hint=f"another program changed the arrays but kept this entry: {_REMOVE_HINT}",
     )

@@ -11,7 +11,7 @@ from ckpttools.core.errors import CheckpointError, FormatError, StorageError
 from ckpttools.core.message_terms import action, call
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import matches_any, plural, sample_names
-from ckpttools.formats.adapters import ADAPTER, adapter_in, merging
+from ckpttools.formats.adapters import ADAPTER, adapter_in, merge_hint
 from ckpttools.formats.json_file import read_json
 from ckpttools.stores.location import Location
 
@@ -37,7 +37,7 @@ class _ForeignFiles:
     parts: Sequence[str] = ()
 
 
-def _fetched(path: Location, file: Location) -> str:
+def _download_hint(path: Location, file: Location) -> str:
     named = path.as_local()
     fresh = quote(f"{named.removesuffix(path.suffix) if path == file else named}-safetensors")
     # Patterns are passed as positional arguments: with --include, hf would take all but the first for file
@@ -46,11 +46,11 @@ def _fetched(path: Location, file: Location) -> str:
     return f"fetch the model's own weights: {command}"
 
 
-def _begun(path: Location, file: Location) -> str:
+def _incomplete_hint(path: Location, file: Location) -> str:
     return "copy .metadata, too: torch writes it last; without it the save is unfinished: use another"
 
 
-def _unpacked(path: Location, file: Location) -> str:
+def _unpack_hint(path: Location, file: Location) -> str:
     into = quote(file.as_local().removesuffix(".nemo"))
     unpack = f"mkdir {into} && tar -xf {quote(file.as_local())} -C {into}"
     return f"unpack it: {unpack}; then name model_weights in it"
@@ -88,7 +88,7 @@ def _from_tensorflow(path: Location, file: Location) -> str:
     )
 
 
-def _trusted(path: Location, file: Location) -> str:
+def _trust_hint(path: Location, file: Location) -> str:
     return (
         "a pickle is a program and is not executed here; if you trust its author, load it "
         "in Python and save its arrays: orbax.checkpoint.StandardCheckpointer().save(DIR, tree)"
@@ -100,10 +100,12 @@ def _with_numpy(path: Location, file: Location) -> str:
 
 
 _KINDS = (
-    _ForeignFiles(("*.gguf",), "llama.cpp files (GGUF)", _fetched),
-    _ForeignFiles(("*.distcp",), "parts of a PyTorch distributed checkpoint without .metadata", _begun),
-    _ForeignFiles(("tf_model*.h5",), "TensorFlow weights", _fetched),
-    _ForeignFiles(("*.nemo",), "NeMo archives", _unpacked),
+    _ForeignFiles(("*.gguf",), "llama.cpp files (GGUF)", _download_hint),
+    _ForeignFiles(
+        ("*.distcp",), "parts of a PyTorch distributed checkpoint without .metadata", _incomplete_hint
+    ),
+    _ForeignFiles(("tf_model*.h5",), "TensorFlow weights", _download_hint),
+    _ForeignFiles(("*.nemo",), "NeMo archives", _unpack_hint),
     _ForeignFiles(("*.weights.json",), "sharded Keras weights (HDF5)", _from_keras_shards, ("*.weights.h5",)),
     _ForeignFiles(("*.keras", "*.h5", "*.hdf5"), "Keras weights (HDF5)", _from_keras),
     _ForeignFiles(
@@ -111,22 +113,22 @@ _KINDS = (
         "TensorFlow checkpoints",
         _from_tensorflow,
     ),
-    _ForeignFiles(("*.pkl", "*.pickle", "*.joblib"), "Python pickles", _trusted),
+    _ForeignFiles(("*.pkl", "*.pickle", "*.joblib"), "Python pickles", _trust_hint),
     _ForeignFiles(("*.npz", "*.npy"), "NumPy arrays", _with_numpy),
 )
 
 
 def foreign_kinds(names: Iterable[str]) -> list[tuple[str, str]]:
     """Return the kinds of foreign files among these names, each with its first name."""
-    return [(kind.what, name) for kind, name in _found(list(names))]
+    return [(kind.what, name) for kind, name in _find_foreign(list(names))]
 
 
-def _found(names: Sequence[str]) -> Iterator[tuple[_ForeignFiles, str]]:
+def _find_foreign(names: Sequence[str]) -> Iterator[tuple[_ForeignFiles, str]]:
     rest = list(names)
     for kind in _KINDS:
-        mine = [item for item in rest if matches_any(item, kind.names)]
-        if mine:
-            yield kind, mine[0]
+        matching = [item for item in rest if matches_any(item, kind.names)]
+        if matching:
+            yield kind, matching[0]
             rest = [item for item in rest if not matches_any(item, (*kind.names, *kind.parts))]
 
 
@@ -141,9 +143,9 @@ def foreign_error(path: Location) -> FormatError | None:
         return _pipeline(folder)
     if path.is_dir() and ADAPTER in names:
         return FormatError(
-            f"this is {adapter_in(folder)}, not a complete model", location=path, hint=merging(path)
+            f"this is {adapter_in(folder)}, not a complete model", location=path, hint=merge_hint(path)
         )
-    result = list(_found(names))
+    result = list(_find_foreign(names))
     if not result:
         return None
     (kind, name), *others = result
@@ -174,17 +176,17 @@ def _names(path: Location) -> tuple[Location, list[str]]:
 def _pipeline(folder: Location) -> FormatError:
     """Return the error for a diffusers pipeline: its parts are models that must be opened one by one."""
     try:
-        declared = read_json(folder / _PIPELINE)
+        document = read_json(folder / _PIPELINE)
     except CheckpointError:
-        declared = {}
-    parts = [name for name in declared if any((folder / name).glob("*.safetensors"))]
-    looked = f": {call('inspect', str(folder / parts[0]))}" if parts else ""
+        document = {}
+    parts = [name for name in document if any((folder / name).glob("*.safetensors"))]
+    inspect_hint = f": {call('inspect', str(folder / parts[0]))}" if parts else ""
     return FormatError(
-        f"this is a diffusers pipeline ({declared.get('_class_name', 'of unknown class')}), not one model",
+        f"this is a diffusers pipeline ({document.get('_class_name', 'of unknown class')}), not one model",
         location=folder,
         got=", ".join(parts) or None,
         expected="one checkpoint",
-        hint=f"name one of its parts{looked}; only language models can be converted to MaxText",
+        hint=f"name one of its parts{inspect_hint}; only language models can be converted to MaxText",
     )
 
 
@@ -216,7 +218,7 @@ def other_kinds(path: Location, format: str) -> Notes:
         for kind, patterns in _NAMES.items()
         if kind != format and any(matches_any(name, patterns) for name in files)
     ]
-    others += [f"{name} ({what})" for what, name in foreign_kinds(names)]
+    others += [f"{name} ({description})" for description, name in foreign_kinds(names)]
     if not others:
         return Notes()
     result = ", ".join(others)

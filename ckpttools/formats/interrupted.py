@@ -14,11 +14,11 @@ def absent(location: Location) -> CheckpointError:
     if known is not None:
         return known
     left = find_unfinished(location)
-    hint = f"{location.spelling_hint()}{_fetched(location)}" if left is None else next_step(left)
+    hint = f"{location.spelling_hint()}{_hub_name_hint(location)}" if left is None else next_step(left)
     return MissingPathError(f"{location} does not exist", hint=hint)
 
 
-def _fetched(location: Location) -> str:
+def _hub_name_hint(location: Location) -> str:
     """Return a hint for a path that looks like the name of a Hub model, OWNER/NAME."""
     is_relative = str(location) == "/".join(location.parts)
     if not is_relative or len(location.parts) != 2 or location.parts[0] == ".." or location.parent.exists():
@@ -46,11 +46,11 @@ def refuse_interrupted(location: Location) -> None:
 
 def interrupted_error(location: Location, left: Unfinished) -> FormatError:
     """Return the error for a directory with a conversion in progress."""
-    what = "a checkpoint that is being written" if left.writer else f"an interrupted {left.kind}"
-    return FormatError(f"{what} is not a checkpoint yet", location=location, hint=next_step(left))
+    state = "a checkpoint that is being written" if left.writer else f"an interrupted {left.kind}"
+    return FormatError(f"{state} is not a checkpoint yet", location=location, hint=next_step(left))
 
 
-def begun_in(directory: Location) -> Unfinished | None:
+def find_interrupted_copy(directory: Location) -> Unfinished | None:
     """Return the interrupted copy of a run in a directory or one level below, or None."""
     for above in (directory, directory / "checkpoints"):
         for item in above.directories() if above.is_dir() else ():
@@ -65,10 +65,10 @@ def next_step(left: Unfinished) -> str:
         return f"{left.replaced} holds the previous checkpoint: move it back"
     if left.writer:
         return f"{left.location} is being written by {left.writer}: {left.wait}"
-    return f"{left.location} is an interrupted {left.kind}: {going_on(left)} to resume it"
+    return f"{left.location} is an interrupted {left.kind}: {resume_hint(left)} to resume it"
 
 
-def going_on(left: Unfinished) -> str:
+def resume_hint(left: Unfinished) -> str:
     """Return a hint on how to resume an interrupted conversion."""
     if not left.command:
         return "run its command again"

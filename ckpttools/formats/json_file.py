@@ -87,11 +87,11 @@ class _UnusableError(ValueError):
     """Raised for valid JSON that cannot be used, such as duplicate keys."""
 
 
-def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Build a dictionary and reject duplicate keys; the default for `json_object`."""
-    built = dict(pairs)
-    if len(built) == len(pairs):
-        return built
+    result = dict(pairs)
+    if len(result) == len(pairs):
+        return result
     twice = [repr(key) for key, count in Counter(key for key, _ in pairs).items() if count > 1]
     raise _UnusableError(f"duplicate key {', '.join(twice[:5])}")
 
@@ -101,7 +101,7 @@ def json_object(
     location: str,
     kind: type[CheckpointError],
     hint: str,
-    make: Callable[[list[tuple[str, Any]]], Any] | None = without_duplicates,
+    make: Callable[[list[tuple[str, Any]]], Any] | None = reject_duplicates,
 ) -> dict[str, Any]:
     """Parse `raw` and return its JSON object.
 

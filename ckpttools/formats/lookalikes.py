@@ -57,7 +57,7 @@ def missing_content(head: bytes) -> tuple[str, str] | None:
     Args:
         head: The start of the file, up to `MAX_POINTER_BYTES`.
     """
-    result = ((what, hint) for start, what, hint in _NOT_FETCHED if re.match(start, head))
+    result = ((kind, hint) for start, kind, hint in _NOT_FETCHED if re.match(start, head))
     return next(result, None)
 
 

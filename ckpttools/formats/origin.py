@@ -15,7 +15,7 @@ SOURCE = "ckpttools_source"
 """Metadata key for `hf://org/name@commit`, followed by the path in the repository, if any."""
 
 
-def with_origin(built: Tree, read: Tree) -> Tree:
+def with_origin(tree: Tree, read: Tree) -> Tree:
     """Return a tree that records the origin of its source.
 
     Args:
@@ -24,6 +24,6 @@ def with_origin(built: Tree, read: Tree) -> Tree:
     """
     location = parse(read.metadata.location) if read.metadata.location else None
     if location is None or not isinstance(location.store, SupportsPinning):
-        return built
+        return tree
     pinned_uri = location.store.pinned_uri(location.key)
-    return built.with_metadata(custom={**built.metadata.custom, SOURCE: pinned_uri}) if pinned_uri else built
+    return tree.with_metadata(custom={**tree.metadata.custom, SOURCE: pinned_uri}) if pinned_uri else tree

@@ -14,7 +14,7 @@ from ckpttools.core.dtypes import DType
 from ckpttools.core.region import Region, Shape, grid_shape, intersecting_cells
 
 # If all boundaries of the parts are multiples of a large number, there are as many cells as parts.
-_MOST_CELLS = 1_000_000
+_MAX_CELLS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Piece:
     array: LazyArray
 
 
-def pieced(shape: Shape, dtype: DType, pieces: Sequence[Piece]) -> LazyArray:
+def assemble_boxes(shape: Shape, dtype: DType, pieces: Sequence[Piece]) -> LazyArray:
     """Assemble an array from boxes.
 
     Args:
@@ -42,22 +42,22 @@ def pieced(shape: Shape, dtype: DType, pieces: Sequence[Piece]) -> LazyArray:
         return boxes[Region.whole(shape)]
     if any(box.stop[axis] > length for box in boxes for axis, length in enumerate(shape)):
         raise ValueError("a part extends beyond the edge")
-    lacking = prod(shape) - sum(box.size for box in boxes)
-    if lacking > 0:
-        raise ValueError(f"its {len(boxes)} parts leave {lacking:,} elements out")
+    missing_elements = prod(shape) - sum(box.size for box in boxes)
+    if missing_elements > 0:
+        raise ValueError(f"its {len(boxes)} parts leave {missing_elements:,} elements out")
     cell = tuple(_cell(length, axis, boxes) for axis, length in enumerate(shape))
     cells = prod(grid_shape(shape, cell))
     cut = [axis for axis, length in enumerate(shape) if any(box.shape[axis] < length for box in boxes)]
     if cells > len(boxes) and len(cut) == 1:
-        return _in_a_row(boxes, cut[0])
-    if cells > _MOST_CELLS:
+        return _join_along_axis(boxes, cut[0])
+    if cells > _MAX_CELLS:
         raise ValueError(f"its parts meet at {cells:,} places")
     grid = _CellGrid.of(shape, cell, boxes)
     scratch = max(array.scratch_bytes for array in boxes.values())
     return Chunked(shape, dtype, cell, grid, scratch)
 
 
-def _in_a_row(boxes: Mapping[Region, LazyArray], axis: int) -> LazyArray:
+def _join_along_axis(boxes: Mapping[Region, LazyArray], axis: int) -> LazyArray:
     """Assemble boxes that are cut unevenly along one axis, which would need far more cells than boxes.
 
     Raises:
@@ -70,7 +70,7 @@ def _in_a_row(boxes: Mapping[Region, LazyArray], axis: int) -> LazyArray:
     return concat([boxes[box] for box in ordered], axis)
 
 
-def in_shape(pieces: Sequence[Stored], shape: Shape) -> LazyArray:
+def reshape_pieces(pieces: Sequence[Stored], shape: Shape) -> LazyArray:
     """Reshape consecutive flat pieces into one array of a given shape."""
     first = pieces[0]
     if len(pieces) == 1:

@@ -291,13 +291,13 @@ class Placement:
         index = tuple(a // c for a, c in zip(region.start, self.chunk, strict=True))
         part, inside = self.part(region, index)
         shape = [region.shape[axis] for axis in self.order]
-        each = max(
+        runs_per_chunk = max(
             count_runs(self.chunk, inside),
             count_runs(shape, self._reordered(part.relative_to(region))),
         )
-        if each == 1 and isinstance(self.home, DataFile):
+        if runs_per_chunk == 1 and isinstance(self.home, DataFile):
             return 1
-        return each * ceil_div(region.size, part.size)
+        return runs_per_chunk * ceil_div(region.size, part.size)
 
     def _reordered(self, region: Region) -> Region:
         return Region(
@@ -318,16 +318,18 @@ def _common_runs(
     in_file: Iterator[tuple[int, int]], in_buffer: Iterator[tuple[int, int]], location: Range, itemsize: int
 ) -> Iterator[ByteRun]:
     """Traverse the same elements in two layouts and cut runs where either layout jumps."""
-    there, left = 0, 0
-    here, rest = 0, 0
+    position_b, left = 0, 0
+    position_a, rest = 0, 0
     while True:
         if left == 0:
-            there, left = next(in_file, (0, 0))
+            position_b, left = next(in_file, (0, 0))
         if rest == 0:
-            here, rest = next(in_buffer, (0, 0))
+            position_a, rest = next(in_buffer, (0, 0))
         count = min(left, rest)
         if count == 0:
             return
-        yield ByteRun(location.file, location.offset + there * itemsize, here * itemsize, count * itemsize)
-        there, left = there + count, left - count
-        here, rest = here + count, rest - count
+        yield ByteRun(
+            location.file, location.offset + position_b * itemsize, position_a * itemsize, count * itemsize
+        )
+        position_b, left = position_b + count, left - count
+        position_a, rest = position_a + count, rest - count

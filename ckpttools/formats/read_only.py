@@ -34,12 +34,12 @@ class ReadOnlyFormat:
             yield error
 
 
-_MOST_NAMED = 5
+_MAX_NAMED = 5
 
 
 def left_out(others: Mapping[Path, str]) -> Notes:
     """Return a remark on objects that are not arrays, numbers or texts, from their kinds by path."""
     if not others:
         return Notes()
-    named = first_names([f"{dotted(path)} ({kind})" for path, kind in others.items()], _MOST_NAMED)
+    named = first_names([f"{dotted(path)} ({kind})" for path, kind in others.items()], _MAX_NAMED)
     return Notes(remarks=(f"left out, as they are neither tensors nor numbers: {named}",))

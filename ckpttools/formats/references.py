@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 # x 8 x 8192 bfloat16 at 0.40 GB/s instead of 1.4. Orbax restores an array of 2048 x 4 x 8192 onto 8 simulated
 # devices at 0.06 GB/s instead of 0.9 (first axis sharded) and 0.12 instead of 0.8 (last axis), whether chunks
 # are complete layers or cut to 4 MiB.
-SLOWER = "3 to 15 times"
+SLOWDOWN_TEXT = "3 to 15 times"
 # Warn about chunks larger than this, in bytes: reading any part of a chunk reads all of it.
 _GIANT = 1 << 30
-LEAST_SHARE = 0.001
+MIN_SHARED_FRACTION = 0.001
 """Minimum fraction of a file that must be used to share it, because sharing keeps the full file on disk."""
 _PREFIX = re.compile(r"linked-\d{5}-")
 _LONGEST_NAME = 200
@@ -61,7 +61,7 @@ class ReferenceMode(Enum):
     ANY_ORDER = "any-order"
 
 
-def reference_mode(asked: bool | None, *, by_default: bool, encodes: bool) -> ReferenceMode:
+def reference_mode(requested: bool | None, *, by_default: bool, encodes: bool) -> ReferenceMode:
     """Choose the mode from the user's options.
 
     Args:
@@ -70,8 +70,8 @@ def reference_mode(asked: bool | None, *, by_default: bool, encodes: bool) -> Re
             commands whose purpose is another layout do not.
         encodes: Whether the user chose an encoding for chunks, which requires writing them.
     """
-    if asked is not None:
-        return ReferenceMode.ANY_ORDER if asked else ReferenceMode.NONE
+    if requested is not None:
+        return ReferenceMode.ANY_ORDER if requested else ReferenceMode.NONE
     return ReferenceMode.SAME_ORDER if by_default and not encodes else ReferenceMode.NONE
 
 
@@ -88,7 +88,7 @@ class References:
 
     mode: ReferenceMode = ReferenceMode.NONE
     destination: Location | None = field(default=None, repr=False)
-    least: float = LEAST_SHARE
+    least: float = MIN_SHARED_FRACTION
 
 
 NO_REFERENCES = References()
@@ -126,7 +126,7 @@ def find(tree: Tree, references: References, directory: str) -> SharedArrays:
     for path, leaf in tree.arrays.items():
         # JAX's metadata about chunks is written together with them, and bytes of booleans must be validated.
         if path not in tree.metadata.key_impls and leaf.dtype.kind != "bool":
-            search.look_at(path, leaf)
+            search.try_reference(path, leaf)
     return search.result()
 
 
@@ -156,7 +156,7 @@ class _ReferenceSearch:
         self.placements: dict[Path, Placement] = {}
         self.links: dict[str, ByteSource] = {}
 
-    def look_at(self, path: Path, leaf: LazyArray) -> None:
+    def try_reference(self, path: Path, leaf: LazyArray) -> None:
         """Reference an array if that is possible and expected."""
         blocks = self._finder.blocks(leaf)
         chunks = None if blocks is None else self._chunks_of(blocks, LARGEST)
@@ -165,12 +165,12 @@ class _ReferenceSearch:
         locations = list(chunks.locations())
         if not all(_is_sharable(location, chunks.blocks.is_grid) for location in locations):
             return
-        reasons = {self._refusal(source) for source, _, _ in locations} - {None}
+        reasons = {self._refusal_reason(source) for source, _, _ in locations} - {None}
         if reasons:
             self._refused[", ".join(sorted(map(str, reasons)))] += leaf.nbytes
             return
-        home = self._home(chunks, locations)
-        self.placements[path] = Placement(leaf.shape, leaf.dtype.itemsize, chunks.chunk, home)
+        destination = self._referenced_chunks(chunks, locations)
+        self.placements[path] = Placement(leaf.shape, leaf.dtype.itemsize, chunks.chunk, destination)
         if not chunks.is_in_order:
             self._transposed.append(leaf.nbytes)
         if chunks.nbytes >= _GIANT:
@@ -184,16 +184,16 @@ class _ReferenceSearch:
         # Arrays that are stored as zarr keep their grid.
         return isinstance(leaf, Chunked) or chunks.count == 1 or chunks.nbytes >= FINE
 
-    def _refusal(self, source: ByteSource) -> str | None:
+    def _refusal_reason(self, source: ByteSource) -> str | None:
         """Return why a file cannot be linked to the destination; None if it can, as far as known."""
         if self._trials is None or isinstance(source, Bytes):
             return None
         if source.path not in self._refusals:
-            why = self._trials.refusal(source) if isinstance(source, File) else "it is not a file"
-            self._refusals[source.path] = why
+            reason = self._trials.refusal(source) if isinstance(source, File) else "it is not a file"
+            self._refusals[source.path] = reason
         return self._refusals[source.path]
 
-    def _home(self, chunks: Chunks, locations: Sequence[Stretch]) -> Referenced:
+    def _referenced_chunks(self, chunks: Chunks, locations: Sequence[Stretch]) -> Referenced:
         numbers, starts, lengths = array("l"), array("q"), array("q")
         files: dict[str, int] = {}
         inline: dict[int, bytes] = {}
@@ -219,7 +219,7 @@ class _ReferenceSearch:
 
     def result(self) -> SharedArrays:
         """Return the arrays worth a link; a scalar alone does not justify keeping a weights file on disk."""
-        used = {path: _used_of(placement) for path, placement in self.placements.items()}
+        used = {path: _bytes_by_file(placement) for path, placement in self.placements.items()}
         links, kept = dict(self.links), dict(used)
         while True:
             total: Counter[str] = Counter()
@@ -237,7 +237,7 @@ class _ReferenceSearch:
         """Yield remarks for the user."""
         for reason, nbytes in self._refused.items():
             yield f"{_size(nbytes)} are copied: the file system refuses to link them to DST ({reason})"
-        if self._alone and self._least > LEAST_SHARE:
+        if self._alone and self._least > MIN_SHARED_FRACTION:
             yield (
                 f"{_size(self._alone)} are copied: they are less than {self._least:.0%} of files that "
                 f"sharing would keep; {option('reference', True)} shares them"
@@ -245,7 +245,8 @@ class _ReferenceSearch:
         if self._transposed:
             yield (
                 f"{_size(sum(self._transposed))} are shared with the axis order of SRC: they "
-                f"load {SLOWER} slower than plain chunks; {action('convert', format='orbax', copy=True)} "
+                f"load {SLOWDOWN_TEXT} slower than plain chunks; "
+                f"{action('convert', format='orbax', copy=True)} "
                 "makes a plain "
                 "checkpoint of the result"
             )
@@ -253,7 +254,7 @@ class _ReferenceSearch:
             yield f"{keystr(path)} stays in chunks of {_size(nbytes)}: any read of a chunk reads all of it"
 
 
-def _used_of(placement: Placement) -> Counter[str]:
+def _bytes_by_file(placement: Placement) -> Counter[str]:
     """Return how many bytes of each file an array uses, by file name."""
     used: Counter[str] = Counter()
     if isinstance(placement.home, Referenced):

@@ -43,7 +43,7 @@ from ckpttools.formats.detect import (
     is_checkpoint,
 )
 from ckpttools.formats.foreign import foreign_error, is_pipeline, other_kinds
-from ckpttools.formats.interrupted import begun_in, empty_error, interrupted_error, next_step
+from ckpttools.formats.interrupted import empty_error, find_interrupted_copy, interrupted_error, next_step
 from ckpttools.formats.known_formats import format_named, formats, writable
 from ckpttools.formats.orbax.steps import OrbaxItem, orbax_at
 from ckpttools.formats.sidecar_files import CONFIG
@@ -87,15 +87,15 @@ def not_opened(detected: Detected) -> FormatError:
         return empty_error(path)
     if detected.kind is LocationKind.RUN:
         steps = list(detected.trainer_steps)
-        what = f"not one checkpoint: it is a run with {plural(len(steps), 'step')}"
+        problem = f"not one checkpoint: it is a run with {plural(len(steps), 'step')}"
         inside = [item.location for item in find_in_step(steps[-1]).values()]
-        return _several(detected, what, steps, (inside or steps[-1:])[0])
+        return _several(detected, problem, steps, (inside or steps[-1:])[0])
     if detected.kind is LocationKind.COLLECTION and not is_pipeline(path):
         members = [item.location for item in detected.members]
         runs = sum(item.kind is LocationKind.RUN for item in detected.members)
-        what = "a directory above a checkpoint" if len(members) == 1 else "not one checkpoint"
-        return _several(detected, f"{what}: it has {count_members(len(members), runs)}", members)
-    if left := begun_in(path):
+        problem = "a directory above a checkpoint" if len(members) == 1 else "not one checkpoint"
+        return _several(detected, f"{problem}: it has {count_members(len(members), runs)}", members)
+    if left := find_interrupted_copy(path):
         return FormatError(f"{path} is not a checkpoint yet", hint=next_step(left))
     if error := foreign_error(path):
         return error
@@ -130,13 +130,13 @@ def _checkpoint_above(path: Location) -> Location | None:
 
 
 def _several(
-    detected: Detected, what: str, members: Sequence[Location], suggested: Location | None = None
+    detected: Detected, subject: str, members: Sequence[Location], suggested: Location | None = None
 ) -> SeveralCheckpointsError:
     path = detected.location
     suggested = suggested or members[0]
-    shown = [quote(str(member)) for member in members]
+    members_text = [quote(str(member)) for member in members]
     error = SeveralCheckpointsError(
-        f"{path} is {what}{listing(shown, _MAX_NAMED)}",
+        f"{path} is {subject}{listing(members_text, _MAX_NAMED)}",
         location=path,
         expected="the path of one of them",
         hint=f"pass the path of one of them, such as {quote(str(suggested))}",
@@ -148,7 +148,7 @@ def _several(
 def format_reason(name: str, path: Location) -> str:
     """Return why a format does not recognize a location; "" if it recognizes it."""
     format = format_named(name)
-    return "" if format is None else format.why_not(path) or ""
+    return "" if format is None else format.mismatch_reason(path) or ""
 
 
 def require_ranks(options: ReadOptions, *locations: Location) -> None:

@@ -39,7 +39,7 @@ PATTERNS = (
     "*.tiktoken",
 )
 _LARGEST = 256 << 20
-_HASHED_AT_ONCE = 1 << 20
+_HASH_BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,9 @@ class WithSidecars:
         return self.writer.name
 
     @property
-    def step_said(self) -> int | None:
+    def requested_step(self) -> int | None:
         """See `WritesSteps.step_said`."""
-        return self.writer.step_said if isinstance(self.writer, WritesSteps) else None
+        return self.writer.requested_step if isinstance(self.writer, WritesSteps) else None
 
     def with_sidecars(self, tree: Tree) -> Tree:
         """Return the tree to plan, which includes the sidecar arrays.
@@ -133,15 +133,16 @@ class WithSidecars:
 
     def layout(self, tree: Tree, limit: int) -> Layout:
         """See `Writer.layout`. The tree must come from `with_sidecars`."""
-        own, carried = self._apart(tree)
+        own, carried = self._split_sidecars(tree)
         layout = self.writer.layout(own, limit)
         if not carried:
             return layout
-        extra = _carried_writer().layout(carried, limit)
+        extra = _unmapped_writer().layout(carried, limit)
         files = {self._location(name): size for name, size in extra.files.items()}
         heads = {self._location(name): head for name, head in extra.heads.items()}
         placements = {
-            (*_PREFIX, *path): self._placed(location) for path, location in extra.placements.items()
+            (*_PREFIX, *path): self._relocate_placement(location)
+            for path, location in extra.placements.items()
         }
         return replace(
             layout,
@@ -150,7 +151,7 @@ class WithSidecars:
             heads={**layout.heads, **heads},
         )
 
-    def _apart(self, tree: Tree) -> tuple[Tree, Tree]:
+    def _split_sidecars(self, tree: Tree) -> tuple[Tree, Tree]:
         """Split a tree into the writer's arrays and the sidecar arrays, which are identified by name."""
         carried: dict[Path, Leaf] = {(name,): tree[(*_PREFIX, name)] for name in self.sidecars.arrays}
         own = {path: leaf for path, leaf in tree.items() if not self._is_sidecar(path)}
@@ -159,7 +160,7 @@ class WithSidecars:
     def _is_sidecar(self, path: Path) -> bool:
         return len(path) == 3 and path[:2] == _PREFIX and path[2] in self.sidecars.arrays
 
-    def _without_sidecars(self, layout: Layout) -> Layout:
+    def _drop_sidecars(self, layout: Layout) -> Layout:
         placements = layout.placements.items()
         kept = {path: location for path, location in placements if not self._is_sidecar(path)}
         return replace(layout, placements=kept)
@@ -167,12 +168,12 @@ class WithSidecars:
     def _location(self, name: str) -> str:
         return f"{self.directory}/{name}" if self.directory else name
 
-    def _placed(self, placement: Placement) -> Placement:
+    def _relocate_placement(self, placement: Placement) -> Placement:
         """Return a placement in the sidecar file, with paths relative to the root."""
-        home = placement.home
-        if not isinstance(home, DataFile):
-            raise TypeError(f"{home} is not a part of a data file")
-        return replace(placement, home=replace(home, file=self._location(home.file)))
+        destination = placement.home
+        if not isinstance(destination, DataFile):
+            raise TypeError(f"{destination} is not a part of a data file")
+        return replace(placement, home=replace(destination, file=self._location(destination.file)))
 
     def finish(self, directory: Location, tree: Tree, layout: Layout, extents: Extents) -> None:
         """See `Writer.finish`. Copies files before the writer commits the checkpoint.
@@ -181,7 +182,7 @@ class WithSidecars:
             FormatError: A sidecar has changed since it was opened.
             StorageError: A sidecar cannot be read.
         """
-        own, _ = self._apart(tree)
+        own, _ = self._split_sidecars(tree)
         location = directory / self.directory
         for name, file in self.sidecars.files.items():
             content = read_file(file)
@@ -192,7 +193,7 @@ class WithSidecars:
             (location / name).write_bytes(content)
         for name, content in self.built.items():
             (location / name).write_bytes(content)
-        self.writer.finish(directory, own, self._without_sidecars(layout), extents)
+        self.writer.finish(directory, own, self._drop_sidecars(layout), extents)
 
 
 def sidecar_versions(writer: Writer, planned: Callable[[str], str] = str) -> dict[str, str]:
@@ -207,9 +208,9 @@ def sidecar_versions(writer: Writer, planned: Callable[[str], str] = str) -> dic
     """
     versions: dict[str, str] = {}
     while isinstance(writer, WithSidecars):
-        built = writer.built.items()
+        result = writer.built.items()
         versions |= writer.sidecars.versions
-        versions |= {name: _digest([planned(repr(content)).encode()]) for name, content in built}
+        versions |= {name: _digest([planned(repr(content)).encode()]) for name, content in result}
         writer = writer.writer
     return versions
 
@@ -217,8 +218,8 @@ def sidecar_versions(writer: Writer, planned: Callable[[str], str] = str) -> dic
 def _version(file: File) -> str:
     if not _is_local(file):
         return f"{file.size} bytes, version {file.version}"
-    starts = range(0, file.size, _HASHED_AT_ONCE)
-    return _digest(file.read(start, min(_HASHED_AT_ONCE, file.size - start)) for start in starts)
+    starts = range(0, file.size, _HASH_BLOCK_BYTES)
+    return _digest(file.read(start, min(_HASH_BLOCK_BYTES, file.size - start)) for start in starts)
 
 
 def _is_local(file: File) -> bool:
@@ -235,7 +236,7 @@ def _digest(chunks: Iterable[bytes]) -> str:
 _PREFIX: Path = (SIDECARS, CARRIED)
 
 
-def _carried_writer() -> Writer:
+def _unmapped_writer() -> Writer:
     """Return the writer for unmapped arrays, which few models have."""
     from ckpttools.formats.safetensors.write import SafetensorsWriter
 

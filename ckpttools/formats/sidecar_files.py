@@ -8,7 +8,7 @@ from ckpttools.array.tree import Tree
 from ckpttools.core.errors import CheckpointError, ConfigError, StorageError
 from ckpttools.formats.adapters import ADAPTER, is_adapter
 from ckpttools.formats.base import SIDECARS
-from ckpttools.formats.json_file import json_object, without_duplicates
+from ckpttools.formats.json_file import json_object, reject_duplicates
 from ckpttools.formats.lookalikes import refuse_disguise
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
@@ -49,7 +49,7 @@ def sidecar_json(
     raw = path.read_bytes()
     if not raw.lstrip().startswith((b"{", b"[")):
         refuse_disguise(raw[:1024], str(path), kind, "JSON")
-    return json_object(raw, str(path), kind, hint, without_duplicates if unique else None)
+    return json_object(raw, str(path), kind, hint, reject_duplicates if unique else None)
 
 
 def sidecar_config(folder: Location) -> dict[str, Any] | None:

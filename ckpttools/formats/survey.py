@@ -42,12 +42,12 @@ class _Use:
         return self._file(name, "missing", 0, 1)
 
     def _file(self, name: str, kind: str, size: int, links: int) -> StoredFile:
-        live, index = (_covered(ranges, size) for ranges in (self.live, self.index))
-        lost = _covered(self.live) + _covered(self.index) - live - index
+        live, index = (_covered_bytes(ranges, size) for ranges in (self.live, self.index))
+        lost = _covered_bytes(self.live) + _covered_bytes(self.index) - live - index
         return StoredFile(name, kind, size, live, index, len(self.arrays), len(self.live), links, lost)
 
 
-def _covered(ranges: Iterable[tuple[int, int]], size: int | None = None) -> int:
+def _covered_bytes(ranges: Iterable[tuple[int, int]], size: int | None = None) -> int:
     """Return how many bytes of a file of this size are in at least one of the ranges."""
     total = reached = 0
     for begin, end in sorted((begin, end if size is None else min(end, size)) for begin, end in ranges):
@@ -90,7 +90,7 @@ def zarr_storage(tree: Tree, max_index_bytes: int = MAX_INDEX_BYTES) -> Storage:
         for name, status in files_below(database.directory)
     ]
     files += [use.missing(name) for name, use in sorted(uses.items())]
-    arrays = tuple(_stored_array(table, names.get(table.name, table.name)) for table in tables)
+    arrays = tuple(_describe_stored(table, names.get(table.name, table.name)) for table in tables)
     return Storage(str(database.directory), database.manifests, tuple(files), arrays)
 
 
@@ -99,7 +99,7 @@ def _is_data(name: str) -> bool:
     return name.startswith(("d/", "ocdbt.process_", "ocdbt_data/", "ocdbt_meta/"))
 
 
-def _stored_array(table: ChunkTable, path: str) -> StoredArray:
+def _describe_stored(table: ChunkTable, path: str) -> StoredArray:
     array = table.array
     nbytes = sum(map(length_of, table.chunks.values()))
     return StoredArray(
@@ -125,34 +125,34 @@ def plain_storage(tree: Tree) -> Storage:
     for path, array in tree.arrays.items():
         if isinstance(array, Stored):
             extent = Extent(array.source.path, array.offset, array.stored_nbytes)
-            uses[_below(root, extent.file)].add(extent, keystr(path))
+            uses[_relative_name(root, extent.file)].add(extent, keystr(path))
     for use in uses.values():
         # The range before the first tensor is the header.
         use.index.append((0, min(begin for begin, _ in use.live)))
     suffixes = {(root / name).suffix for name in uses}
     files = tuple(
         uses[name].file(name, status, may_be_unused=(root / name).suffix in suffixes)
-        for name, status in _beside(location, uses)
+        for name, status in _iter_files(location, uses)
     )
-    arrays = tuple(_described(keystr(path), array) for path, array in tree.arrays.items())
+    arrays = tuple(_describe_array(keystr(path), array) for path, array in tree.arrays.items())
     return Storage(str(root), (), files, arrays)
 
 
-def _below(root: Location, file: str) -> str:
+def _relative_name(root: Location, file: str) -> str:
     """Return the name of a file relative to a directory, or the full path if it is elsewhere."""
     location = parse(file)
     return location.relative_to(root) if root in location.parents else file
 
 
-def _beside(location: Location, uses: Mapping[str, object]) -> Iterator[tuple[str, Status]]:
+def _iter_files(location: Location, uses: Mapping[str, object]) -> Iterator[tuple[str, Status]]:
     """Yield the files in use and, if a directory was opened, the other files in it."""
     root = location.folder()
-    beside = {entry.name for entry in root.entries() if entry.is_file} if location.is_dir() else set()
-    for name in sorted({*beside, *uses}):
+    entries = {entry.name for entry in root.entries() if entry.is_file} if location.is_dir() else set()
+    for name in sorted({*entries, *uses}):
         yield name, (root / name).stat()
 
 
-def _described(path: str, array: LazyArray) -> StoredArray:
+def _describe_array(path: str, array: LazyArray) -> StoredArray:
     chunk: Shape = array.chunk if isinstance(array, Chunked) else array.shape
     return StoredArray(
         path=path,

@@ -17,7 +17,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError
 from ckpttools.core.text import first_names
 from ckpttools.formats.sidecar_files import CONFIG, WEIGHTS_FIELD, is_file, weights_in_config
-from ckpttools.formats.weight_index import WeightsLocation, normalized, refuse_missing, visible_files
+from ckpttools.formats.weight_index import WeightsLocation, normalize_name, refuse_missing, visible_files
 from ckpttools.stores.base import is_inside
 from ckpttools.stores.location import Location
 
@@ -27,8 +27,8 @@ _PROCESS = re.compile(r"^shard-\d+-")
 # Files that `transformers_weights` may name.
 _SAFETENSORS = ".safetensors"
 # Larger counts do not occur in practice; such names follow another naming scheme.
-_MOST_FILES = 100_000
-_MOST_NAMED = 4
+_MAX_FILES = 100_000
+_MAX_NAMED = 4
 
 
 class UnusableChoiceError(FormatError):
@@ -78,7 +78,7 @@ class WeightNames:
             hint=f"name a {self.suffix} file, its index or the directory that holds them",
         )
 
-    def why_not(self, path: Location) -> str | None:
+    def mismatch_reason(self, path: Location) -> str | None:
         """Return why a path has no such weights; None if it has. Raises StorageError like `reason`."""
         try:
             self.find(path)
@@ -102,25 +102,25 @@ class WeightNames:
             return None
         if self.suffix != _SAFETENSORS:
             raise FormatError(f"{CONFIG} names other weights: {WEIGHTS_FIELD} is {name!r}", location=folder)
-        if isinstance(name, str) and is_inside(name) and is_file(folder / normalized(name)):
+        if isinstance(name, str) and is_inside(name) and is_file(folder / normalize_name(name)):
             if name.endswith(self.suffix + _INDEX):
-                return WeightsLocation(folder, index=normalized(name), is_chosen=True)
+                return WeightsLocation(folder, index=normalize_name(name), is_chosen=True)
             if name.endswith(self.suffix):
-                return WeightsLocation(folder, (normalized(name),), is_chosen=True)
+                return WeightsLocation(folder, (normalize_name(name),), is_chosen=True)
         visible = [file for file in visible_files(folder) if file.endswith(self.suffix)]
         kind = UnusableChoiceError if visible else FormatError
         instead = f"; to read another file, pass it: {quote(str(folder / visible[0]))}" if visible else ""
         raise kind(
             f"{CONFIG} names weights that transformers cannot load: {WEIGHTS_FIELD} is {name!r}",
             location=folder / CONFIG,
-            got=first_names(visible, _MOST_NAMED) if visible else "no such file",
+            got=first_names(visible, _MAX_NAMED) if visible else "no such file",
             expected=f"the name of a {self.suffix} file here, or of an index of such files",
             hint=f"fetch that file, or remove {WEIGHTS_FIELD} from {CONFIG}{instead}",
         )
 
     def _find_in(self, folder: Location) -> WeightsLocation:
-        if (chosen := self.chosen(folder)) is not None:
-            return chosen
+        if (named_weights := self.chosen(folder)) is not None:
+            return named_weights
         # transformers prefers model.safetensors and ignores an index next to it
         # (PreTrainedModel.from_pretrained).
         # Opening the directory must read the same weights.
@@ -131,7 +131,7 @@ class WeightNames:
         if self.whole + _INDEX in indexes:
             return WeightsLocation(folder, index=self.whole + _INDEX)
         if indexes:
-            return WeightsLocation(folder, index=_only(indexes, folder))
+            return WeightsLocation(folder, index=_single_index(indexes, folder))
         files = [name for name in names if name.endswith(self.suffix) and fnmatchcase(name, self.pattern)]
         if not files:
             raise FormatError(
@@ -143,7 +143,7 @@ class WeightNames:
             refuse_missing(missing, folder, "all files that the others' names count")
         return WeightsLocation(folder, tuple(files))
 
-    def read_in(self, folder: Location) -> set[str]:
+    def series_files(self, folder: Location) -> set[str]:
         """Return the names of the one series of weights that is read from a directory, and of its index."""
         result = self._find_in(folder)
         if result.index is not None:
@@ -174,7 +174,7 @@ class WeightNames:
         return [
             f"{stem}-{number:0{max(numbers.values())}}-of-{count}{self.suffix}"
             for (stem, count), numbers in groups.items()
-            if int(count) <= _MOST_FILES
+            if int(count) <= _MAX_FILES
             for number in range(int(0 not in numbers), int(0 not in numbers) + int(count))
             if number not in numbers
         ]
@@ -185,7 +185,7 @@ def _stem_of_all(stem: str) -> str:
     return _PROCESS.sub("shard-…-", stem)
 
 
-def _only(indexes: Sequence[str], folder: Location) -> str:
+def _single_index(indexes: Sequence[str], folder: Location) -> str:
     if len(indexes) == 1:
         return indexes[0]
     raise FormatError(

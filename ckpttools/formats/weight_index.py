@@ -12,7 +12,7 @@ from shlex import quote
 from typing import NoReturn
 
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import CheckpointError, FormatError, counted_listing, listing
+from ckpttools.core.errors import CheckpointError, FormatError, list_with_count, listing
 from ckpttools.core.message_terms import call
 from ckpttools.core.text import first_names, plural, sample_names
 from ckpttools.formats.sidecar_files import is_file, sidecar_json
@@ -21,7 +21,7 @@ from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.location import Location
 
 _INDEX_HINT = "fetch the index again, or remove it: the files themselves list their tensors"
-_FETCH_BOTH = "fetch the index and its files again"
+_REFETCH_HINT = "fetch the index and its files again"
 _NUMBERED = re.compile(r"(?P<stem>.*)-\d+-of-(?P<rest>\d+\..*)", re.DOTALL)
 
 
@@ -46,7 +46,7 @@ class WeightsLocation:
         """The index: normalized file name by tensor name, or None. Raises errors like `_weight_map`."""
         if self._as_written is None:
             return None
-        names = {name: sys.intern(normalized(name)) for name in {*self._as_written.values()}}
+        names = {name: sys.intern(normalize_name(name)) for name in {*self._as_written.values()}}
         return {tensor: names[name] for tensor, name in self._as_written.items()}
 
     @cached_property
@@ -62,10 +62,10 @@ class WeightsLocation:
         """
         if self._as_written is None or self.index is None:
             return self.files
-        written = sorted({*self._as_written.values()})
-        for name in written:
+        names = sorted({*self._as_written.values()})
+        for name in names:
             _check_inside(name, self.folder / self.index)
-        return _files_of_index(self.folder, self.folder / self.index, in_reading_order(written))
+        return _files_of_index(self.folder, self.folder / self.index, sort_by_reading_order(names))
 
     @cached_property
     def unnamed(self) -> tuple[str, ...]:
@@ -125,11 +125,13 @@ class WeightsLocation:
             files.setdefault(tensor, []).append(file)
         repeated = {tensor: names for tensor, names in files.items() if len(names) > 1}
         _refuse_ambiguous(self.named, repeated, index)
-        held = {name: frozenset(tensors_in(name)) for name in self.unnamed}
-        every = [*last, *(tensor for item in held.values() for tensor in item)]
+        unnamed_tensors = {name: frozenset(tensors_in(name)) for name in self.unnamed}
+        every = [*last, *(tensor for item in unnamed_tensors.values() for tensor in item)]
         is_unique = not repeated and len(every) == len({*every})
-        hint = _set_aside(index) if is_unique and self._is_one_series() else _FETCH_BOTH
-        _refuse_lost(self.named, last, held, index, hint, lambda: self._tensors_elsewhere(tensors_in))
+        hint = _set_aside(index) if is_unique and self._is_one_series() else _REFETCH_HINT
+        _refuse_lost(
+            self.named, last, unnamed_tensors, index, hint, lambda: self._tensors_elsewhere(tensors_in)
+        )
         moved = [name for name in self.named if last[name] != self.named[name]]
         unlisted = [name for name in last if name not in self.named]
         return tuple(_remarks(self.index, last, tuple(repeated), moved, unlisted, self.unnamed))
@@ -152,8 +154,8 @@ class WeightsLocation:
         if kind is None or self.folder.store.scheme != "file":
             return False
         count, _, ending = kind[1].partition(".")
-        there = {name for name in visible_files(self.folder) if name.endswith(f".{ending}")}
-        return len(every) == int(count) and there == every
+        files = {name for name in visible_files(self.folder) if name.endswith(f".{ending}")}
+        return len(every) == int(count) and files == every
 
 
 def _remarks(
@@ -168,29 +170,31 @@ def _remarks(
     if repeated:
         count = plural(len(repeated), "tensor")
         yield f"{count} in several files, read from those that {index} names: {sample_names(repeated)}"
-    for what, names in (("in other files than it names", moved), ("that it does not list", unlisted)):
+    for problem, names in (("in other files than it names", moved), ("that it does not list", unlisted)):
         if names:
-            there = sorted({files[name] for name in names})
+            actual_files = sorted({files[name] for name in names})
             count = plural(len(names), "tensor")
-            where = f"read from {sample_names(there)} as transformers does"
-            yield f"{index} is stale: {count} {what}, {where}: {sample_names(names)}"
+            where = f"read from {sample_names(actual_files)} as transformers does"
+            yield f"{index} is stale: {count} {problem}, {where}: {sample_names(names)}"
     if unnamed:
-        what = f"skipped as by transformers, as {index} does not name them and others have their tensors"
-        yield f"{what}: {sample_names(unnamed)}"
+        problem = f"skipped as by transformers, as {index} does not name them and others have their tensors"
+        yield f"{problem}: {sample_names(unnamed)}"
 
 
 def _refuse_lost(
     named: Mapping[str, str],
-    there: Mapping[str, str],
-    held: Mapping[str, Collection[str]],
+    actual: Mapping[str, str],
+    unnamed_tensors: Mapping[str, Collection[str]],
     index: Location,
     hint: str,
     elsewhere: Callable[[], Mapping[str, str]],
 ) -> None:
     """Refuse an index with tensors that its files lack, or without files for some tensors."""
-    lost = {name: sorted(item for item in held[name] if item not in there) for name in held}
+    lost = {
+        name: sorted(item for item in unnamed_tensors[name] if item not in actual) for name in unnamed_tensors
+    }
     lost = {name: tensors for name, tensors in lost.items() if tensors}
-    absent = {tensor: file for tensor, file in named.items() if tensor not in there}
+    absent = {tensor: file for tensor, file in named.items() if tensor not in actual}
     if lost:
         lines = [
             f"{name}: {plural(len(item), 'tensor')}, {sample_names(item)}" for name, item in lost.items()
@@ -214,17 +218,17 @@ def _refuse_lost(
             )
         raise FormatError(
             "the index and its files do not hold the same tensors"
-            + _differing("named by the index, not in the file", absent.items())
-            + _differing("in the file, not named by the index", _unlisted(named, there)),
+            + _format_differences("named by the index, not in the file", absent.items())
+            + _format_differences("in the file, not named by the index", _unlisted_tensors(named, actual)),
             location=index,
             got=got,
             expected="every tensor of the index in a file",
-            hint=hint if hint == _FETCH_BOTH else f"{_FETCH_BOTH}; or, if the files are right, {hint}",
+            hint=hint if hint == _REFETCH_HINT else f"{_REFETCH_HINT}; or, if the files are right, {hint}",
         )
 
 
-def _unlisted(named: Mapping[str, str], there: Mapping[str, str]) -> list[tuple[str, str]]:
-    return [(tensor, file) for tensor, file in there.items() if tensor not in named]
+def _unlisted_tensors(named: Mapping[str, str], actual: Mapping[str, str]) -> list[tuple[str, str]]:
+    return [(tensor, file) for tensor, file in actual.items() if tensor not in named]
 
 
 def _set_aside(index: Location) -> str:
@@ -233,8 +237,8 @@ def _set_aside(index: Location) -> str:
     Files of `torch.save` are opened without an index; only safetensors get a new index.
     """
     names = (index.with_name(f"{index.name}.aside{number or ''}") for number in itertools.count())
-    aside = quote(str(next(name for name in names if not name.lexists())))
-    rename = f"mv -n {quote(str(index))} {aside}"
+    target = quote(str(next(name for name in names if not name.lexists())))
+    rename = f"mv -n {quote(str(index))} {target}"
     is_written = index.name.endswith(".safetensors.index.json")
     return f"{rename} && {call('doctor', str(index.parent), fix='index')}" if is_written else rename
 
@@ -294,7 +298,7 @@ def _weight_map(path: Location) -> dict[str, str]:
     )
 
 
-def normalized(name: str) -> str:
+def normalize_name(name: str) -> str:
     """Return the normalized spelling of a file name below a directory, such as `a` for `./a`.
 
     Names that lead outside the directory are unchanged, so that `is_inside` rejects them. A trailing slash,
@@ -303,12 +307,12 @@ def normalized(name: str) -> str:
     return posixpath.normpath(name) if is_inside(name) and not name.endswith("/") else name
 
 
-def in_reading_order(names: Iterable[str]) -> list[str]:
+def sort_by_reading_order(names: Iterable[str]) -> list[str]:
     """Normalize the file names of an index, in the order in which transformers reads the files.
 
     transformers sorts names as they are spelled. If a file has several spellings, the last one counts.
     """
-    last = {normalized(name): position for position, name in enumerate(sorted({*names}))}
+    last = {normalize_name(name): position for position, name in enumerate(sorted({*names}))}
     return sorted(last, key=last.__getitem__)
 
 
@@ -320,8 +324,8 @@ def _files_of_index(folder: Location, index: Location, named: Sequence[str]) -> 
     """
     names = tuple(named)
     # Symbolic links are followed: in the Hugging Face cache, every file is a link to a blob elsewhere.
-    there = map_concurrently(folder.store, lambda name: is_file(folder / name), names)
-    missing = [name for name, is_there in zip(names, there, strict=True) if not is_there]
+    exists = map_concurrently(folder.store, lambda name: is_file(folder / name), names)
+    missing = [name for name, is_there in zip(names, exists, strict=True) if not is_there]
     if missing:
         _refuse_stale(folder, index, names, missing)
         others = _other_weights(folder, names)
@@ -414,23 +418,23 @@ def _refuse_ambiguous(
     )
 
 
-def _check_index(named: Mapping[str, str], there: Mapping[str, str], index: Location) -> None:
+def _check_index(named: Mapping[str, str], actual: Mapping[str, str], index: Location) -> None:
     """Check that an index and its files have the same tensors in the same files.
 
     Raises:
         FormatError: The index and the files differ. The message lists the differences.
     """
-    if there == named:
+    if actual == named:
         return
     raise FormatError(
         "the index and its files do not hold the same tensors"
-        + _differing("named by the index, not in the file", named.items() - there.items())
-        + _differing("in the file, not named by the index", there.items() - named.items()),
+        + _format_differences("named by the index, not in the file", named.items() - actual.items())
+        + _format_differences("in the file, not named by the index", actual.items() - named.items()),
         location=index,
         expected="exactly the tensors of the files in the index, each with its file",
         hint=_INDEX_HINT,
     )
 
 
-def _differing(what: str, pairs: Iterable[tuple[str, str]]) -> str:
-    return counted_listing(what, [f"{tensor} ({file})" for tensor, file in sorted(pairs)])
+def _format_differences(problem: str, pairs: Iterable[tuple[str, str]]) -> str:
+    return list_with_count(problem, [f"{tensor} ({file})" for tensor, file in sorted(pairs)])

@@ -18,7 +18,7 @@ from ckpttools.sharding.mesh import MeshShape
 _MIB = 1 << 20
 _LARGE = 16 * _MIB
 # Our own chunk grid does not divide smaller chunks either, because their over-read costs little.
-_RECUT = 4 * _MIB
+_MIN_RECHUNK_BYTES = 4 * _MIB
 _OVER_READ = 1.5
 _MANY_FILES = 2000
 _DEAD_SHARE = 0.1
@@ -38,7 +38,7 @@ def _about(subject: str, result: Sequence[ArrayChunks], text: str, command: str 
         yield Advice(subject, tuple(item.path for item in result), text, command)
 
 
-def _cut_so(report: ChunksReport, rule: Callable[[int, int], bool]) -> list[ArrayChunks]:
+def _select_by_chunks(report: ChunksReport, rule: Callable[[int, int], bool]) -> list[ArrayChunks]:
     """Return the arrays for which a rule applies to the number and size of separately fetched parts."""
     return [
         array
@@ -49,7 +49,7 @@ def _cut_so(report: ChunksReport, rule: Callable[[int, int], bool]) -> list[Arra
     ]
 
 
-def _for_mesh(loading: LoadCost | None) -> str:
+def _mesh_advice(loading: LoadCost | None) -> str:
     """Return the command for chunks that suit the mesh or, without a mesh, for chunks of a good size."""
     if loading is None:
         return _REWRITE
@@ -58,7 +58,7 @@ def _for_mesh(loading: LoadCost | None) -> str:
     return call("reshard", "SRC", "DST", mesh=mesh, rules=rules if word == "rules" else "RULES")
 
 
-def _missing(report: ChunksReport) -> Iterator[Advice]:
+def _missing_advice(report: ChunksReport) -> Iterator[Advice]:
     result = [array for array in report.arrays if array.missing_chunks]
     text = (
         "they are read as the fill value if the metadata allows it, and are an error otherwise; one "
@@ -67,7 +67,7 @@ def _missing(report: ChunksReport) -> Iterator[Advice]:
     yield from _about("missing chunks", result, text, call("doctor", report.path))
 
 
-def _lost(report: ChunksReport) -> Iterator[Advice]:
+def _lost_advice(report: ChunksReport) -> Iterator[Advice]:
     result = [file for file in report.files if file.lost]
     if result:
         first, more = result[0], f" and {len(result) - 1} more" if len(result) > 1 else ""
@@ -76,35 +76,35 @@ def _lost(report: ChunksReport) -> Iterator[Advice]:
         yield Advice("missing data", (), text, call("doctor", report.path))
 
 
-def _unmerged(report: ChunksReport) -> Iterator[Advice]:
+def _unmerged_advice(report: ChunksReport) -> Iterator[Advice]:
     if any("/" in name for name in report.indexes):
         text = "each process of the save left an index, but there is no merged one, so Orbax cannot read it"
         yield Advice("unmerged index", (), text, call("doctor", report.path, fix="merge"))
 
 
 def _giant(report: ChunksReport) -> Iterator[Advice]:
-    result = _cut_so(report, has_giant_chunks)
+    result = _select_by_chunks(report, has_giant_chunks)
     text = (
         "each is one chunk, which every device reads completely for any sharding: 0.5 GB/s against "
         "1.5 to 1.6 from one chunk for each layer, cut by 16"
     )
-    yield from _about("giant chunks", result, text, _for_mesh(report.loading))
+    yield from _about("giant chunks", result, text, _mesh_advice(report.loading))
 
 
-def _over_read(report: ChunksReport) -> Iterator[Advice]:
+def _over_read_advice(report: ChunksReport) -> Iterator[Advice]:
     loading = report.loading
     if loading is None or loading.over_read < _OVER_READ:
         return
     result = [
         array
         for array in report.arrays
-        if array.reads and array.reads.over_read >= _OVER_READ and array.piece_nbytes > _RECUT
+        if array.reads and array.reads.over_read >= _OVER_READ and array.piece_nbytes > _MIN_RECHUNK_BYTES
     ]
     text = (
         f"with this sharding {loading.over_read:.1f} bytes are fetched for each one that is needed: "
         "shards are smaller than chunks, or cross chunk boundaries"
     )
-    yield from _about("over-read", result, text, _for_mesh(loading))
+    yield from _about("over-read", result, text, _mesh_advice(loading))
 
 
 def _uneven(report: ChunksReport) -> Iterator[Advice]:
@@ -134,7 +134,7 @@ def _short_runs(report: ChunksReport) -> Iterator[Advice]:
 
 
 def _fine(report: ChunksReport) -> Iterator[Advice]:
-    result = _cut_so(report, has_tiny_chunks)
+    result = _select_by_chunks(report, has_tiny_chunks)
     text = (
         f"thousands of chunks of less than {FINE >> 10} KiB cost more in requests and index than in bytes; "
         "4 to 64 MiB serve best"
@@ -142,7 +142,7 @@ def _fine(report: ChunksReport) -> Iterator[Advice]:
     yield from _about("over-fine chunks", result, text, _REWRITE)
 
 
-def _compressed(report: ChunksReport) -> Iterator[Advice]:
+def _compression_advice(report: ChunksReport) -> Iterator[Advice]:
     result = [array for array in report.arrays if array.compressed]
     stored = sum(item.stored_nbytes for item in result)
     nbytes = sum(item.nbytes for item in result)
@@ -155,7 +155,7 @@ def _compressed(report: ChunksReport) -> Iterator[Advice]:
     )
 
 
-def _transposed(report: ChunksReport) -> Iterator[Advice]:
+def _transpose_advice(report: ChunksReport) -> Iterator[Advice]:
     result = [array for array in report.arrays if array.transposed]
     if sum(item.stored_nbytes for item in result) < _LARGE:
         return
@@ -163,7 +163,7 @@ def _transposed(report: ChunksReport) -> Iterator[Advice]:
     yield from _about("transposed chunks", result, text, _REWRITE)
 
 
-def _many_files(report: ChunksReport) -> Iterator[Advice]:
+def _many_files_advice(report: ChunksReport) -> Iterator[Advice]:
     files = [file for file in report.files if file.kind == "data"]
     if len(files) >= _MANY_FILES and not report.indexes:
         text = f"every chunk is a file, {len(files):,} of them; with an OCDBT index, there would be a few"
@@ -181,17 +181,17 @@ def _dead(report: ChunksReport) -> Iterator[Advice]:
 
 
 RULES: tuple[Rule, ...] = (
-    _lost,
-    _missing,
-    _unmerged,
+    _lost_advice,
+    _missing_advice,
+    _unmerged_advice,
     _giant,
     _uncut,
     _uneven,
-    _over_read,
+    _over_read_advice,
     _short_runs,
     _fine,
-    _compressed,
-    _transposed,
-    _many_files,
+    _compression_advice,
+    _transpose_advice,
+    _many_files_advice,
     _dead,
 )

@@ -11,10 +11,10 @@ from typing import Any
 
 from ckpttools.adapters.bases import Base
 from ckpttools.adapters.factors import Adapter
-from ckpttools.adapters.fitting import split_as_base
+from ckpttools.adapters.fitting import match_base_layout
 from ckpttools.adapters.peft import skip_remarks
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.patterns import filtered
+from ckpttools.array.patterns import filter_items
 from ckpttools.array.tree import Tree, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, UsageError
@@ -26,13 +26,13 @@ from ckpttools.mapping.keys import Key
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.sizes import most_specific
 from ckpttools.maxtext.family_layouts import family_as_stored
-from ckpttools.maxtext.layers import numbered_layer
+from ckpttools.maxtext.layers import split_layer_number
 from ckpttools.maxtext.recognition import FamilyKeys, family_fits
 from ckpttools.maxtext.view import MaxTextView, view_of
 from ckpttools.model_families.family import Family
 
 
-def against_tree(tree: Tree, other: Tree, pattern: str = "*") -> Comparison:
+def compare_with_tree(tree: Tree, other: Tree, pattern: str = "*") -> Comparison:
     """Compare the names, shapes and dtypes of the arrays in two trees.
 
     Args:
@@ -43,19 +43,19 @@ def against_tree(tree: Tree, other: Tree, pattern: str = "*") -> Comparison:
     Raises:
         UsageError: No array matches the pattern.
     """
-    both = Pairing(_by_name(tree), _by_name(other))
-    chosen = frozenset(filtered({**both.a, **both.b}, str, pattern))
+    both = Pairing(_arrays_by_name(tree), _arrays_by_name(other))
+    selected = frozenset(filter_items({**both.a, **both.b}, str, pattern))
     pairs = ((_spec(name, a), _spec(name, b)) for name, a, b in both.pairs)
     return Comparison(
         against=other.metadata.location,
-        num_compared=len(both.a.keys() & chosen),
+        num_compared=len(both.a.keys() & selected),
         missing=tuple(_spec(name, array) for name, array in both.only_b.items()),
         extra=tuple(_spec(name, array) for name, array in both.only_a.items()),
         different=tuple(Different(got.path, got, expected) for got, expected in pairs if got != expected),
-    ).of(chosen)
+    ).of(selected)
 
 
-def _by_name(tree: Tree) -> dict[str, LazyArray]:
+def _arrays_by_name(tree: Tree) -> dict[str, LazyArray]:
     return {keystr(path): array for path, array in tree.arrays.items()}
 
 
@@ -63,7 +63,7 @@ def _spec(name: str, array: LazyArray) -> ArraySpec:
     return ArraySpec(name, array.shape, array.dtype.name)
 
 
-def against_family(
+def compare_with_family(
     tree: Tree,
     family: Family,
     config: Mapping[str, Any] | None = None,
@@ -90,7 +90,7 @@ def against_family(
     check = _FamilyComparison(tree, family, config, location)
     result = check.with_configuration() if config is not None else check.without()
     if pattern != "*":
-        result = check.narrowed(result, pattern)
+        result = check.restrict(result, pattern)
     unknown = () if config is not None else check.unknown_layers()
     return replace(result, reasons=(*result.reasons, *unknown))
 
@@ -112,7 +112,7 @@ class _FamilyComparison:
     def arrays(self) -> Mapping[str, LazyArray]:
         return self.view.named
 
-    def narrowed(self, result: Comparison, pattern: str) -> Comparison:
+    def restrict(self, result: Comparison, pattern: str) -> Comparison:
         """Restrict a comparison to names that match a pattern."""
         if not result.shapes_compared:
             raise UsageError(
@@ -121,15 +121,15 @@ class _FamilyComparison:
                 hint="compare with the model's config.json, or leave the pattern out",
             )
         names = dict.fromkeys((*self.arrays, *(item.path for item in result.missing)))
-        chosen = frozenset(filtered(names, self._in_tree, pattern))
-        left = result.of(chosen)
+        selected = frozenset(filter_items(names, self._tree_name, pattern))
+        left = result.of(selected)
         return replace(
             left,
-            num_compared=len(chosen & self.arrays.keys()),
+            num_compared=len(selected & self.arrays.keys()),
             reasons=() if left.is_same else result.reasons,
         )
 
-    def _in_tree(self, name: str) -> str:
+    def _tree_name(self, name: str) -> str:
         """Return the path that a parameter has, or would have, in the tree."""
         return keystr(self.view.flavour.wrapped(tuple(name.split(".")))) if self._is_nested else name
 
@@ -138,16 +138,16 @@ class _FamilyComparison:
         return any(len(path) > 1 for path in self.view.parameters)
 
     def with_configuration(self) -> Comparison:
-        declared = f"family {self.family.name} with {self.location}"
+        text = f"family {self.family.name} with {self.location}"
         try:
             self._map()
         except NotCoveredError as error:
-            return self._listed(declared, error.coverage)
-        return Comparison(declared, len(self.arrays))
+            return self._build_comparison(text, error.coverage)
+        return Comparison(text, len(self.arrays))
 
     def without(self) -> Comparison:
         """Compare without a configuration: by shapes, or only by names if sizes remain unknown."""
-        declared = f"family {self.family.name}"
+        text = f"family {self.family.name}"
         fit = min(family_fits(self.tree, [self.family]), key=lambda item: item.penalty)
         others = {name for names in fit.others.values() for name in names}
         try:
@@ -157,13 +157,13 @@ class _FamilyComparison:
             # Layers in rows whose number only a configuration determines are not unexpected.
             known = replace(lists, extra=tuple(key for key in lists.extra if key in others))
             if known.missing or known.misshapen or known.extra == lists.extra:
-                return self._listed(declared, known)
+                return self._build_comparison(text, known)
         except CheckpointError:
             pass
         else:
-            return Comparison(declared, len(self.arrays))
+            return Comparison(text, len(self.arrays))
         return Comparison(
-            declared,
+            text,
             len(self.arrays),
             missing=tuple(
                 ArraySpec(name, None, None) for name in (*fit.missing, *_gaps(self.arrays, fit.keys))
@@ -182,24 +182,27 @@ class _FamilyComparison:
         text = f"Layers found: {result}. Only the model's config.json shows whether there should be more."
         return (text,) if counts else ()
 
-    def _listed(self, declared: str, coverage: Coverage) -> Comparison:
+    def _build_comparison(self, declared: str, coverage: Coverage) -> Comparison:
         return Comparison(
             against=declared,
             num_compared=len(self.arrays),
             missing=tuple(ArraySpec(key, shape, None) for key, shape in coverage.missing.items()),
             extra=tuple(_spec(key, self.arrays[key]) for key in coverage.extra),
-            different=tuple(map(self._misfit, coverage.misshapen)),
+            different=tuple(map(self._find_mismatch, coverage.misshapen)),
             reasons=coverage.reasons,
         )
 
-    def _misfit(self, each: ShapeMismatch) -> Different:
-        got, expected = _spec(each.key, self.arrays[each.key]), ArraySpec(each.key, each.expected, None)
-        return Different(each.key, got, expected, each.why)
+    def _find_mismatch(self, mismatch: ShapeMismatch) -> Different:
+        got, expected = (
+            _spec(mismatch.key, self.arrays[mismatch.key]),
+            ArraySpec(mismatch.key, mismatch.expected, None),
+        )
+        return Different(mismatch.key, got, expected, mismatch.why)
 
     def _map(self) -> None:
         """Map the arrays to the other side, to raise the errors that this reveals."""
         axis = (self.view.scan_axis or 0) if self.view.is_stacked else None
-        overrides = _without_names(self.family.all_rows(axis)) if self.config is None else {}
+        overrides = _nameless_flags(self.family.all_rows(axis)) if self.config is None else {}
         location = self.location or self.tree.metadata.location
         if self.view.is_maxtext:
             without = self.family.towers_not_in(self.arrays)
@@ -217,7 +220,7 @@ def _layers(names: Iterable[str]) -> dict[str, set[int]]:
     """Return the layer numbers in names, by the text before them."""
     numbers: dict[str, set[int]] = defaultdict(set)
     for name in names:
-        if result := numbered_layer(name):
+        if result := split_layer_number(name):
             before, number = result
             numbers[before].add(number)
     return numbers
@@ -231,7 +234,7 @@ def _gaps(names: Collection[str], keys: FamilyKeys) -> Iterator[str]:
         yield from (f"{before}{number}.*" for number in range(first, last) if number not in result)
 
 
-def _without_names(rows: Sequence[Row]) -> dict[str, Flag]:
+def _nameless_flags(rows: Sequence[Row]) -> dict[str, Flag]:
     """Return the flags that change values but not names, so that any setting expects the same arrays."""
     names = {name for row in rows for name in row.flags}
     return {
@@ -246,11 +249,11 @@ def _keys(rows: Iterable[Row]) -> set[tuple[Key, Key]]:
     return {(row.left.key, row.right.key) for row in rows}
 
 
-def against_base(adapter: Adapter, base: Base) -> Comparison:
+def compare_with_base(adapter: Adapter, base: Base) -> Comparison:
     """Compare the weights that an adapter changes, and their shapes, with the arrays of a model."""
     # If the number of experts differs, all experts are reported as missing.
     with suppress(FormatError):
-        adapter = split_as_base(base, adapter)
+        adapter = match_base_layout(base, adapter)
     shapes = {factor.name: factor.shape for factor in adapter.factors}
     shapes |= {name: array.shape for name, array in adapter.replaced.items()}
     names = {name: base.named(name) for name in shapes}

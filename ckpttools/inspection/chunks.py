@@ -18,7 +18,7 @@ from dataclasses import fields
 from math import prod
 from operator import attrgetter
 
-from ckpttools.array.patterns import filtered
+from ckpttools.array.patterns import filter_items
 from ckpttools.array.storage import Storage, StoredArray, StoredFile
 from ckpttools.array.tree import Tree
 from ckpttools.core.dataclass import dataclass
@@ -157,9 +157,9 @@ class ChunksReport(Tabular):
 
     def __repr__(self) -> str:
         """Return sizes, counts and advice as text."""
-        held = f"{self.num_arrays:,} arrays, {self.num_chunks:,} chunks, {len(self.files):,} files"
+        text = f"{self.num_arrays:,} arrays, {self.num_chunks:,} chunks, {len(self.files):,} files"
         lines = [item.subject for item in self.advice]
-        return f"<ChunksReport of {self.path}: {held}, {self.stored_nbytes:,} bytes{listing(lines)}>"
+        return f"<ChunksReport of {self.path}: {text}, {self.stored_nbytes:,} bytes{listing(lines)}>"
 
 
 def inspect_chunks(
@@ -182,7 +182,7 @@ def inspect_chunks(
     """
     arrays = tuple(
         _array(item, mesh, None if spec is None else spec.of(item.path), layer_axis(tree, item.path))
-        for item in filtered(storage.arrays, attrgetter("path"), pattern)
+        for item in filter_items(storage.arrays, attrgetter("path"), pattern)
     )
     return ChunksReport(
         path=tree.metadata.location,
@@ -194,7 +194,7 @@ def inspect_chunks(
         nbytes=sum(array.nbytes for array in arrays),
         stored_nbytes=sum(array.stored_nbytes for array in arrays),
         dead_nbytes=sum(file.dead for file in storage.files),
-        loading=_loading(arrays, mesh, spec),
+        loading=_predict_load(arrays, mesh, spec),
         arrays=arrays,
         files=tuple(map(_file, storage.files)),
     )
@@ -239,12 +239,14 @@ def _array(
     )
 
 
-def _loading(arrays: Sequence[ArrayChunks], mesh: MeshShape | None, spec: Specs | None) -> LoadCost | None:
+def _predict_load(
+    arrays: Sequence[ArrayChunks], mesh: MeshShape | None, spec: Specs | None
+) -> LoadCost | None:
     if mesh is None or spec is None:
         return None
     reads = [array.reads for array in arrays if array.reads is not None]
-    total = together(reads)
-    meant = mesh.size > 1 and bool(spec.cuts and reads)
+    total = total_reads(reads)
+    has_spec = mesh.size > 1 and bool(spec.cuts and reads)
     return LoadCost(
         mesh=dict(mesh.axes),
         spec=spec.text,
@@ -254,7 +256,7 @@ def _loading(arrays: Sequence[ArrayChunks], mesh: MeshShape | None, spec: Specs 
         total_needed=total.total_needed,
         total_fetched=total.total_fetched,
         over_read=total.over_read,
-        cuts_nothing=meant and not any(read.uneven or prod(read.cut) > 1 for read in reads),
+        cuts_nothing=has_spec and not any(read.uneven or prod(read.cut) > 1 for read in reads),
     )
 
 
@@ -314,20 +316,22 @@ def predict(
         runs, total = count_runs(array.shape, region), needed * mesh.size
         fetched = array.nbytes * prod(shard) // max(1, prod(array.shape))
         return PredictedReads(cut, cut != expected, runs, needed, fetched, total, total)
-    return _by_pieces(array, array.piece, mesh.size, cut, expected, shard)
+    return _predict_by_pieces(array, array.piece, mesh.size, cut, expected, shard)
 
 
-def _by_pieces(
+def _predict_by_pieces(
     array: StoredArray, piece: Shape, devices: int, cut: Shape, expected: Shape, shard: Shape
 ) -> PredictedReads:
     itemsize = array.dtype.itemsize
     piece_bytes = prod(piece) * itemsize
     axes = list(zip(shard, cut, piece, strict=True))
-    met = [[_cells(k * length, (k + 1) * length, size) for k in range(count)] for length, count, size in axes]
-    limit, everywhere = prod(map(max, met)), prod(map(sum, met))
+    cell_counts = [
+        [_cells(k * length, (k + 1) * length, size) for k in range(count)] for length, count, size in axes
+    ]
+    limit, everywhere = prod(map(max, cell_counts)), prod(map(sum, cell_counts))
     in_all = prod(ceil_div(n, size) for n, size in zip(array.shape, piece, strict=True))
     # Size of a piece on disk, averaged over the stored pieces.
-    there = max(1, in_all * (array.chunks - array.missing) // max(1, array.chunks))
+    present_chunks = max(1, in_all * (array.chunks - array.missing) // max(1, array.chunks))
     copies = devices // prod(cut)
     needed = prod(shard) * itemsize
     return PredictedReads(
@@ -335,7 +339,7 @@ def _by_pieces(
         uneven=cut != expected,
         reads=limit + _index_reads(array, piece, shard, cut),
         needed=needed,
-        fetched=limit * array.nbytes // there,
+        fetched=limit * array.nbytes // present_chunks,
         total_needed=needed * devices,
         total_fetched=everywhere * copies * piece_bytes,
     )
@@ -354,7 +358,7 @@ def _index_reads(array: StoredArray, piece: Shape, shard: Shape, cut: Shape) -> 
     return prod(max(_cells(k * n, (k + 1) * n, size) for k in range(count)) for n, count, size in axes)
 
 
-def together(parts: Sequence[PredictedReads]) -> PredictedReads:
+def total_reads(parts: Sequence[PredictedReads]) -> PredictedReads:
     """Return the totals of several arrays; `cut` is empty, because each array has its own."""
     return PredictedReads(
         (),
@@ -443,7 +447,7 @@ def parse_spec(text: str, mesh: MeshShape) -> PartitionSpec:
     if stripped == "replicated":
         return PartitionSpec(text, ())
     if stripped.startswith(("P(", "PartitionSpec(")):
-        parts = _parsed(stripped, text)
+        parts = _parse_axes(stripped, text)
         spec = PartitionSpec(
             text, tuple((axis, names) for axis, names in enumerate(parts) if names), len(parts)
         )
@@ -461,7 +465,7 @@ def _part(word: str, mesh: MeshShape, text: str) -> tuple[int | None, tuple[str,
     return int(match[1]) if match else None, tuple(right.split("+")) if equals else tuple(mesh.axes)
 
 
-def _parsed(call: str, text: str) -> Sequence[tuple[str, ...]]:
+def _parse_axes(call: str, text: str) -> Sequence[tuple[str, ...]]:
     try:
         return parse_call(call)
     except UsageError as error:

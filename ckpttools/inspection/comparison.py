@@ -67,7 +67,7 @@ class Comparison:
         )
 
 
-def arranged(comparison: Comparison, by: str) -> Comparison:
+def sort_comparison(comparison: Comparison, by: str) -> Comparison:
     """Return the comparison with each list sorted by "size", largest first, or by "name", in natural order.
 
     If no dtype is known, elements count instead of bytes; unknown shapes come last. Arrays of another shape

@@ -18,12 +18,12 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.scratch import ALIGNMENT, Scratch
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
-from ckpttools.inspection.moments import Moments, in_blocks
+from ckpttools.inspection.moments import Moments, iter_blocks
 
 QUANTILES = (0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999)
 _PATTERNS = 1 << 16
 # Up to this number of elements are sorted; more are counted in a table of all patterns.
-_FEW = 1 << 13
+_MAX_SORTED = 1 << 13
 # Number of elements counted at a time.
 _BLOCK = 1 << 19
 # Memory for numbers, patterns as indices, and counts.
@@ -101,7 +101,7 @@ def count_patterns(values: np.ndarray, dtype: DType, scratch: Scratch) -> Counts
         scratch: Memory of `SCRATCH_BYTES`.
     """
     index = np.dtype(np.int64)
-    few = values.size <= _FEW
+    few = values.size <= _MAX_SORTED
     quiet = np.errstate(invalid="ignore", over="ignore")
     with quiet, scratch.take((min(_BLOCK, values.size),), index) as indices:
         if few:
@@ -109,11 +109,11 @@ def count_patterns(values: np.ndarray, dtype: DType, scratch: Scratch) -> Counts
             return Counts(*np.unique(indices, return_counts=True))
         with scratch.take((_PATTERNS,), index) as counts:
             counts[...] = 0
-            for _, block in in_blocks(values, _BLOCK):
-                mine = indices[: block.size]
-                _patterns(block, dtype, mine.reshape(block.shape), scratch)
+            for _, block in iter_blocks(values, _BLOCK):
+                block_indices = indices[: block.size]
+                _patterns(block, dtype, block_indices.reshape(block.shape), scratch)
                 # np.bincount takes 1.5 times as long, because it searches for extremes first.
-                np.add.at(counts, mine, 1)
+                np.add.at(counts, block_indices, 1)
             patterns = np.flatnonzero(counts)
             return Counts(patterns, counts[patterns])
 
@@ -130,7 +130,7 @@ def _patterns(block: np.ndarray, dtype: DType, out: np.ndarray, scratch: Scratch
             np.right_shift(numbers.view(np.uint64), 48, out=out, casting="unsafe")
 
 
-def summed(counts: Iterable[Counts]) -> Counts | None:
+def sum_counts(counts: Iterable[Counts]) -> Counts | None:
     """Return the sum of all counts; None if there are none."""
     rest = iter(counts)
     first = next(rest, None)
@@ -154,12 +154,14 @@ def distribution(counts: Counts, result: Moments, dtype: DType) -> Distribution 
     """
     if result.min is None or result.max is None or not isfinite(result.max):
         return None
-    held = _values(dtype)[counts.patterns]
-    finite = np.isfinite(held)
-    held, times = held[finite], counts.times[finite]
-    quantiles = {share: min(max(item, result.min), result.max) + 0 for share, item in _quantiles(held, times)}
-    zeros = int(times[held == 0].sum())
-    return Distribution(zeros, _least(dtype), _bins(held, times), quantiles, dtype.bits <= 16)
+    values = _values(dtype)[counts.patterns]
+    finite = np.isfinite(values)
+    values, times = values[finite], counts.times[finite]
+    quantiles = {
+        share: min(max(item, result.min), result.max) + 0 for share, item in _quantiles(values, times)
+    }
+    zeros = int(times[values == 0].sum())
+    return Distribution(zeros, _min_exponent(dtype), _bins(values, times), quantiles, dtype.bits <= 16)
 
 
 @cache
@@ -179,20 +181,20 @@ def _values(dtype: DType) -> np.ndarray:
 
 
 @cache
-def _least(dtype: DType) -> int:
+def _min_exponent(dtype: DType) -> int:
     """Return the exponent of the smallest magnitude whose pattern differs from zero."""
     values = _values(dtype)
     magnitudes = abs(values[np.isfinite(values) & (values != 0)])
     return int(np.frexp(magnitudes.min())[1]) - 1
 
 
-def most_bytes(array: LazyArray) -> int:
+def max_bytes_of(array: LazyArray) -> int:
     """Return the maximum memory of an array's distribution, in bytes."""
-    return _BYTES + _BYTES_PER_BIN * min(array.size, most_bins(array.dtype))
+    return _BYTES + _BYTES_PER_BIN * min(array.size, max_bins(array.dtype))
 
 
 @cache
-def most_bins(dtype: DType) -> int:
+def max_bins(dtype: DType) -> int:
     """Return the maximum number of bins: the exponents of a dtype."""
     values = _values(dtype)
     return int(np.unique(np.frexp(values[np.isfinite(values) & (values != 0)])[1]).size)

@@ -18,9 +18,9 @@ from ckpttools.inspection.tree import ArrayReport
 
 _NUMBER = re.compile(r"[0-9]+")
 # Names of real trees are not deeper. The remainder stays one key.
-_DEEPEST = 64
+_MAX_DEPTH = 64
 # Minimum number of evenly spaced numbers that become one range.
-_LEAST_STRIDE = 4
+_MIN_STRIDE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,21 +58,21 @@ def fold(
             names.
         depth: Number of levels to keep, at least 1; None for all. Totals include all levels.
     """
-    listed = list(arrays)
+    ordered = list(arrays)
     # Formats without a tree have flat names, in which dots separate keys.
-    joint = "/" if any("/" in item.path for item in listed) else "."
+    joint = "/" if any("/" in item.path for item in ordered) else "."
     root = _Node()
-    for array in listed:
-        root.location(array.path.split(joint, _DEEPEST), array)
+    for array in ordered:
+        root.location(array.path.split(joint, _MAX_DEPTH), array)
     root.sign({})
-    return _cut(_Folding(joint, root.nbytes, largest_first).branches(root, repeated=1), depth)
+    return _limit_depth(_Folding(joint, root.nbytes, largest_first).branches(root, repeated=1), depth)
 
 
-def _cut(branches: tuple[Branch, ...], depth: int | None) -> tuple[Branch, ...]:
+def _limit_depth(branches: tuple[Branch, ...], depth: int | None) -> tuple[Branch, ...]:
     if depth is None or not branches:
         return branches
-    kept = [() if depth == 1 else _cut(branch.children, depth - 1) for branch in branches]
-    return tuple(replace(item, children=below) for item, below in zip(branches, kept, strict=True))
+    children = [() if depth == 1 else _limit_depth(branch.children, depth - 1) for branch in branches]
+    return tuple(replace(item, children=below) for item, below in zip(branches, children, strict=True))
 
 
 def sort_arrays(arrays: Iterable[ArrayReport], by: str) -> tuple[ArrayReport, ...]:
@@ -127,11 +127,11 @@ class _Folding:
 
     def branches(self, node: _Node, repeated: int) -> tuple[Branch, ...]:
         """Return the folded children of a node that itself stands for `repeated` nodes."""
-        built = (
+        result = (
             self._branch(name, node.children[members[0]], repeated * len(members))
-            for name, members in _folded(node.children)
+            for name, members in _fold_children(node.children)
         )
-        return tuple(sorted(built, key=lambda item: -item.nbytes) if self.largest_first else built)
+        return tuple(sorted(result, key=lambda item: -item.nbytes) if self.largest_first else result)
 
     def _branch(self, name: str, first: _Node, times: int) -> Branch:
         """Return one line for `times` nodes like `first`. Keys without siblings are joined."""
@@ -145,14 +145,14 @@ class _Folding:
         )
 
 
-def _folded(children: Mapping[str, _Node]) -> list[tuple[str, list[str]]]:
+def _fold_children(children: Mapping[str, _Node]) -> list[tuple[str, list[str]]]:
     """Return the lines with the children that each stands for, in natural order.
 
     Large groups are formed first.
     """
     left = set(children)
     lines: list[tuple[str, list[str]]] = []
-    for (prefix, suffix, _, _), group in sorted(_alike(children).items(), key=_largest_first):
+    for (prefix, suffix, _, _), group in sorted(_group_by_number(children).items(), key=_largest_first):
         members = {number: name for number, name in group.items() if name in left}
         if len(members) > 1:
             numbers = sorted(members, key=int)
@@ -166,10 +166,10 @@ def _folded(children: Mapping[str, _Node]) -> list[tuple[str, list[str]]]:
 _Alike = tuple[str, str, int, int]
 
 
-def _alike(children: Mapping[str, _Node]) -> dict[_Alike, dict[str, str]]:
+def _group_by_number(children: Mapping[str, _Node]) -> dict[_Alike, dict[str, str]]:
     """Group children by all but one number of their names. Returns each child's name by that number."""
     groups: dict[_Alike, dict[str, str]] = defaultdict(dict)
-    padded = _padded_widths(children)
+    padded = _zero_padded_widths(children)
     for name, child in children.items():
         for match in _NUMBER.finditer(name):
             prefix, suffix, number = name[: match.start()], name[match.end() :], match[0]
@@ -178,7 +178,7 @@ def _alike(children: Mapping[str, _Node]) -> dict[_Alike, dict[str, str]]:
     return groups
 
 
-def _padded_widths(names: Iterable[str]) -> dict[tuple[str, str], set[int]]:
+def _zero_padded_widths(names: Iterable[str]) -> dict[tuple[str, str], set[int]]:
     """Return the widths of numbers with leading zeros, so that 10 next to 09 counts as padded, too."""
     widths: dict[tuple[str, str], set[int]] = defaultdict(set)
     for name in names:
@@ -198,17 +198,17 @@ def _ranges(numbers: Sequence[str]) -> str:
     parts: list[str] = []
     start = 0
     while start < len(values):
-        length, step = _run(values, start)
+        length, step = _arithmetic_run(values, start)
         first, last = numbers[start], numbers[start + length - 1]
         parts.append(first if length == 1 else f"{first}..{last}" + (f" by {step}" if step > 1 else ""))
         start += length
     return ",".join(parts)
 
 
-def _run(values: Sequence[int], start: int) -> tuple[int, int]:
+def _arithmetic_run(values: Sequence[int], start: int) -> tuple[int, int]:
     """Return the length of the arithmetic sequence from `start`, and its step."""
     following = range(start + 1, len(values))
     step = values[start + 1] - values[start] if following else 1
     stop = next((k for k in following if values[k] - values[k - 1] != step), len(values))
     # Three numbers with gaps are shorter unfolded.
-    return (stop - start, step) if step == 1 or stop - start >= _LEAST_STRIDE else (1, 1)
+    return (stop - start, step) if step == 1 or stop - start >= _MIN_STRIDE else (1, 1)

@@ -21,7 +21,7 @@ from ckpttools.core.message_terms import render
 from ckpttools.core.text import printable
 from ckpttools.inspection.distribution import Distribution
 from ckpttools.inspection.layer_rows import LayerRow
-from ckpttools.inspection.moments import Spread, combined
+from ckpttools.inspection.moments import Spread, combine_spreads
 from ckpttools.inspection.stats import ArrayStats, Statistics, StatsReport
 from ckpttools.inspection.tree import ArrayReport, TreeReport
 
@@ -30,7 +30,7 @@ _DIGITS = 8
 _COLUMNS = ("min", "max", "mean", "std", "norm", "zeros", "subnormals", "nan", "inf")
 # Maximum number of entries, because more entries make the page large and hard to search. The largest are
 # kept.
-MOST_HISTOGRAMS, _MOST_HEAT_ROWS = 2000, 500
+MAX_HISTOGRAMS, _MAX_HEAT_ROWS = 2000, 500
 
 
 def contents(tree: TreeReport, stats: StatsReport | None, rows: Mapping[Path, LayerRow]) -> dict[str, Any]:
@@ -72,9 +72,9 @@ def _columns(arrays: Sequence[ArrayReport]) -> dict[str, Any]:
     return {
         "joint": "/" if any("/" in path for path in paths) else ".",
         "paths": list(_front_coded(paths)),
-        "shape": _indexed([f"[{', '.join(map(str, array.shape))}]" for array in arrays]),
-        "dtype": _indexed([array.dtype for array in arrays]),
-        "role": _indexed([array.role for array in arrays]),
+        "shape": _index_words([f"[{', '.join(map(str, array.shape))}]" for array in arrays]),
+        "dtype": _index_words([array.dtype for array in arrays]),
+        "role": _index_words([array.role for array in arrays]),
         "bytes": [array.nbytes for array in arrays],
     }
 
@@ -83,19 +83,19 @@ def _front_coded(paths: Iterable[str]) -> Iterator[int | str]:
     """Yield each path front-coded: the length of the prefix shared with the previous path, then the rest."""
     before = ""
     for path in paths:
-        shared = _shared(before, path)
+        shared = _common_prefix_length(before, path)
         yield shared
         yield path[shared:]
         before = path
 
 
-def _shared(one: str, other: str) -> int:
+def _common_prefix_length(one: str, other: str) -> int:
     """Return the length of the common prefix of two words, in JavaScript's code units."""
     pairs = zip(one, other, strict=False)
     return next((k for k, (a, b) in enumerate(pairs) if a != b or a > "\uffff"), min(len(one), len(other)))
 
 
-def _indexed(words: Sequence[str]) -> dict[str, Any]:
+def _index_words(words: Sequence[str]) -> dict[str, Any]:
     """Return the distinct words, and the index of the word at each position."""
     numbers: dict[str, int] = {}
     locations = [numbers.setdefault(word, len(numbers)) for word in words]
@@ -115,7 +115,7 @@ def _short(number: float | None) -> float | None:
 def _histograms(arrays: Sequence[ArrayStats]) -> dict[str, Any]:
     """Return the distributions of the largest arrays that have one, by index of the array."""
     having = ((index, item, item.distribution) for index, item in enumerate(arrays) if item.distribution)
-    largest = sorted(having, key=lambda result: -result[1].nbytes)[:MOST_HISTOGRAMS]
+    largest = sorted(having, key=lambda result: -result[1].nbytes)[:MAX_HISTOGRAMS]
     return {str(index): _histogram(item.statistics.zeros, spread) for index, item, spread in largest}
 
 
@@ -141,7 +141,7 @@ class _Cell:
         self.bad += result.nan + result.inf
         if result.mean is not None and result.std is not None and result.max_abs is not None:
             finite = result.elements - result.nan - result.inf
-            self.spread = combined(self.spread, (finite, result.mean, result.std * sqrt(finite)))
+            self.spread = combine_spreads(self.spread, (finite, result.mean, result.std * sqrt(finite)))
             self.limit = max(self.limit, result.max_abs)
 
     def packed(self) -> list[float | None]:
@@ -173,15 +173,15 @@ def _heat(arrays: Sequence[ArrayStats], rows: Mapping[Path, LayerRow]) -> list[d
         row = by_path.get(array.path)
         # Counters and random states also have layers, but their norms are meaningless.
         if row is not None and array.role != "other":
-            name = row.without_other_numbers
-            mine = built.setdefault(name, _HeatRow(name, array.role))
-            mine.nbytes += array.nbytes
+            name = row.without_expert_numbers
+            heat_row = built.setdefault(name, _HeatRow(name, array.role))
+            heat_row.nbytes += array.nbytes
             layers = array.layers or {row.numbers[0]: array.statistics}
             for layer, result in layers.items():
-                mine.cells.setdefault(layer, _Cell()).add(result)
+                heat_row.cells.setdefault(layer, _Cell()).add(result)
     # A single layer does not make a row of the heat map.
     several = [row for row in built.values() if len(row.cells) > 1]
-    largest = {id(row) for row in sorted(several, key=lambda row: -row.nbytes)[:_MOST_HEAT_ROWS]}
+    largest = {id(row) for row in sorted(several, key=lambda row: -row.nbytes)[:_MAX_HEAT_ROWS]}
     return [row.packed() for row in several if id(row) in largest]
 
 

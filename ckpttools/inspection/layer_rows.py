@@ -9,7 +9,7 @@ from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError
 from ckpttools.core.region import Region, Shape
-from ckpttools.maxtext.layers import LayerStack, layer_key_slice, numbered_layer
+from ckpttools.maxtext.layers import LayerStack, layer_key_slice, split_layer_number
 from ckpttools.maxtext.view import view_of
 
 # A key after the first that consists only of a number.
@@ -31,7 +31,7 @@ class LayerRow:
     numbers: tuple[int, ...]
 
     @property
-    def without_other_numbers(self) -> str:
+    def without_expert_numbers(self) -> str:
         """The name in which numeric keys are replaced, so that a layer's experts have the same name."""
         return _NUMBER.sub("*", self.name)
 
@@ -74,7 +74,7 @@ def _row(path: Path, shape: Shape, stacks: Mapping[Path, LayerStack], axis: int)
         return LayerRow(
             keystr((*path[: location.start], stack.name, *path[location.stop :])), axes, stack.numbers
         )
-    result = numbered_layer(keystr(path))
+    result = split_layer_number(keystr(path))
     if result is None:
         return None
     before, number = result

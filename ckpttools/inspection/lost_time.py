@@ -14,7 +14,7 @@ _RIGHT, _BOTTOM = _WIDTH - 20, _HEIGHT - 60
 FONTS = "DejaVu Sans, Liberation Sans, Noto Sans, Arial, Helvetica, sans-serif"
 _COLORS = ("#1f77b4", "#d62728")
 # The plot extends to intervals that are shorter and longer than the best one by this factor.
-_REACH = 30.0
+_PLOT_RANGE_FACTOR = 30.0
 _POINTS = 120
 _TICKS = (
     (1, "1 s"),
@@ -33,8 +33,8 @@ def lost_time_svg(tiers: Sequence[Tier]) -> str:
     Args:
         tiers: One or more tiers.
     """
-    least = min(tier.best_seconds for tier in tiers) / _REACH
-    limit = max(tier.best_seconds for tier in tiers) * _REACH
+    least = min(tier.best_seconds for tier in tiers) / _PLOT_RANGE_FACTOR
+    limit = max(tier.best_seconds for tier in tiers) * _PLOT_RANGE_FACTOR
     top = min(1.0, 4 * max(tier.lost(tier.best_seconds) for tier in tiers))
 
     def at(seconds: float, lost: float) -> tuple[float, float]:
@@ -48,8 +48,10 @@ def lost_time_svg(tiers: Sequence[Tier]) -> str:
     ]
     for number, (tier, color) in enumerate(zip(tiers, _COLORS, strict=False)):
         times = [least * (limit / least) ** (k / _POINTS) for k in range(_POINTS + 1)]
-        shown = [time for time in times if tier.lost(time) <= top]
-        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(time, tier.lost(time)) for time in shown))
+        visible_times = [time for time in times if tier.lost(time) <= top]
+        points = " ".join(
+            f"{x:.1f},{y:.1f}" for x, y in (at(time, tier.lost(time)) for time in visible_times)
+        )
         x, y = at(tier.best_seconds, tier.lost(tier.best_seconds))
         parts.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="2"/>')
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{color}"/>')

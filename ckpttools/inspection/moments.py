@@ -66,8 +66,8 @@ class Moments:
     first: Shape | None = None
 
     def __add__(self, other: Moments) -> Moments:
-        mine, others = (self.finite, self.mean, self.spread), (other.finite, other.mean, other.spread)
-        finite, mean, spread = combined(mine, others)
+        own_moments, others = (self.finite, self.mean, self.spread), (other.finite, other.mean, other.spread)
+        finite, mean, spread = combine_spreads(own_moments, others)
         return Moments(
             self.elements + other.elements,
             finite,
@@ -113,18 +113,18 @@ def moments(values: np.ndarray, region: Region, part: Region, dtype: DType, scra
     result, inside, room = Moments(), subview(values, part.relative_to(region)), _ROOM // wide(dtype).itemsize
     # NaN and overflow are expected results here.
     with np.errstate(invalid="ignore", over="ignore"), scratch.take((room,), wide(dtype)) as numbers:
-        for start, block in in_blocks(inside, 2 * room if widens_in_place(inside, dtype) else room):
-            seen = extremes(block, dtype)
-            if seen is None:
-                other = _of_any(block, dtype, numbers, scratch)
-                result += replace(other, first=_within(part, start, other.first))
+        for start, block in iter_blocks(inside, 2 * room if widens_in_place(inside, dtype) else room):
+            found = extremes(block, dtype)
+            if found is None:
+                other = _measure_any(block, dtype, numbers, scratch)
+                result += replace(other, first=_element_index(part, start, other.first))
                 continue
-            near = near_zero(block, dtype, seen, scratch)
-            result += _finite(widen_unordered(block, dtype, numbers), (seen.low, seen.high), near, scratch)
+            near = near_zero(block, dtype, found, scratch)
+            result += _finite(widen_unordered(block, dtype, numbers), (found.low, found.high), near, scratch)
     return result
 
 
-def in_blocks(values: np.ndarray, limit: int) -> Iterator[tuple[int, np.ndarray]]:
+def iter_blocks(values: np.ndarray, limit: int) -> Iterator[tuple[int, np.ndarray]]:
     """Yield blocks of at most `limit` elements in C order, each with the number of elements before it."""
     if values.flags.c_contiguous:
         flat = values.reshape(-1)
@@ -136,7 +136,7 @@ def in_blocks(values: np.ndarray, limit: int) -> Iterator[tuple[int, np.ndarray]
         start += block.size
 
 
-def _within(part: Region, start: int, first: Shape | None) -> Shape | None:
+def _element_index(part: Region, start: int, first: Shape | None) -> Shape | None:
     """Return the index in the array for the first element found in a block."""
     if first is None:
         return None
@@ -144,20 +144,20 @@ def _within(part: Region, start: int, first: Shape | None) -> Shape | None:
     return tuple(low + int(k) for low, k in zip(part.start, index, strict=True))
 
 
-def _of_any(block: np.ndarray, dtype: DType, numbers: np.ndarray, scratch: Scratch) -> Moments:
+def _measure_any(block: np.ndarray, dtype: DType, numbers: np.ndarray, scratch: Scratch) -> Moments:
     """Return the statistics of elements of any dtype, including values that are not finite."""
     result = Moments()
-    for start, some in in_blocks(block, numbers.size):
+    for start, some in iter_blocks(block, numbers.size):
         x = numbers[: some.size]
         widen(some, dtype, x.reshape(some.shape))
-        other = _with_integers(_of_numbers(x, dtype, scratch), some, dtype)
+        other = _with_integers(_measure_values(x, dtype, scratch), some, dtype)
         if dtype.bits == 128 and other.first is not None:
-            other = _without_overflow(other, some.view(dtype.numpy), scratch)
+            other = _recompute_overflow(other, some.view(dtype.numpy), scratch)
         result += replace(other, first=(start + other.first[0],)) if other.first else other
     return result
 
 
-def _of_numbers(x: np.ndarray, dtype: DType, scratch: Scratch) -> Moments:
+def _measure_values(x: np.ndarray, dtype: DType, scratch: Scratch) -> Moments:
     """Return the statistics of numbers, some of which may not be finite."""
     near, ends = _near_zero(x, dtype.smallest_normal, scratch), (float(x.min()), float(x.max()))
     # NaN and infinity propagate: if the extremes are finite, all values are.
@@ -165,14 +165,14 @@ def _of_numbers(x: np.ndarray, dtype: DType, scratch: Scratch) -> Moments:
         return _finite((x,), ends, near, scratch)
     with scratch.take(x.shape, np.dtype(bool)) as finite:
         np.isfinite(x, out=finite)
-        kept = int(np.count_nonzero(finite))
+        finite_count = int(np.count_nonzero(finite))
         nan = int(np.count_nonzero(np.isnan(x)))
         first = (int(finite.argmin()),)
-        with scratch.take((kept,), x.dtype) as left:
+        with scratch.take((finite_count,), x.dtype) as left:
             np.compress(finite, x, out=left)
             ends = (float(left.min(initial=inf)), float(left.max(initial=-inf)))
-            rest = _finite((left,), ends, near, scratch) if kept else Moments()
-    return replace(rest, elements=x.size, nan=nan, inf=x.size - kept - nan, first=first)
+            rest = _finite((left,), ends, near, scratch) if finite_count else Moments()
+    return replace(rest, elements=x.size, nan=nan, inf=x.size - finite_count - nan, first=first)
 
 
 def _near_zero(x: np.ndarray, normal: float, scratch: Scratch) -> tuple[int, int]:
@@ -198,11 +198,11 @@ def _with_integers(result: Moments, block: np.ndarray, dtype: DType) -> Moments:
         return result
     if dtype.bits < 64:
         return replace(result, min=int(result.min), max=int(result.max))
-    whole = block.view(dtype.numpy)
-    return replace(result, min=int(whole.min()), max=int(whole.max()))
+    values = block.view(dtype.numpy)
+    return replace(result, min=int(values.min()), max=int(values.max()))
 
 
-def _without_overflow(result: Moments, parts: np.ndarray, scratch: Scratch) -> Moments:
+def _recompute_overflow(result: Moments, parts: np.ndarray, scratch: Scratch) -> Moments:
     """Count complex numbers with finite parts as finite, even if their magnitude is too large for float64."""
     with scratch.take((parts.size,), np.dtype(bool)) as finite:
         np.isfinite(parts, out=finite.reshape(parts.shape))
@@ -265,7 +265,7 @@ def extremes(carriers: np.ndarray, dtype: DType) -> Extremes | None:
     return Extremes(low, high, _number(dtype, min(near for near, _ in sides)))
 
 
-def near_zero(carriers: np.ndarray, dtype: DType, seen: Extremes, scratch: Scratch) -> tuple[int, int]:
+def near_zero(carriers: np.ndarray, dtype: DType, found: Extremes, scratch: Scratch) -> tuple[int, int]:
     """Return the numbers of zeros and subnormals.
 
     This is called even if there is a single zero, so rows without values near zero are skipped. Comparing
@@ -277,7 +277,7 @@ def near_zero(carriers: np.ndarray, dtype: DType, seen: Extremes, scratch: Scrat
         seen: Extremes of the elements.
         scratch: Memory for the carriers and one additional byte per carrier.
     """
-    if seen.nearest >= dtype.smallest_normal:
+    if found.nearest >= dtype.smallest_normal:
         return 0, 0
     with scratch.take((carriers.size,), dtype.carrier) as room:
         suspect = _suspect(carriers, dtype, room)
@@ -293,9 +293,9 @@ def _suspect(carriers: np.ndarray, dtype: DType, room: np.ndarray) -> np.ndarray
     if not carriers.flags.c_contiguous:
         room.reshape(carriers.shape)[...] = carriers
         return room
-    whole = carriers.size // _ROW * _ROW
+    full_rows = carriers.size // _ROW * _ROW
     flat = carriers.reshape(-1)
-    rows = flat[:whole].reshape(-1, _ROW)
+    rows = flat[:full_rows].reshape(-1, _ROW)
     # As signed integers, negative zero is the minimum, because its sign bit is set.
     signed = rows.view(_SIGNED[dtype.itemsize])
     near = _least(rows, axis=1) < dtype.normal_from
@@ -303,8 +303,8 @@ def _suspect(carriers: np.ndarray, dtype: DType, room: np.ndarray) -> np.ndarray
     locations = np.flatnonzero(near)
     end = locations.size * _ROW
     np.take(rows, locations, axis=0, out=room[:end].reshape(-1, _ROW), mode="clip")
-    room[end : end + flat.size - whole] = flat[whole:]
-    return room[: end + flat.size - whole]
+    room[end : end + flat.size - full_rows] = flat[full_rows:]
+    return room[: end + flat.size - full_rows]
 
 
 def _number(dtype: DType, pattern: int) -> float:
@@ -349,18 +349,18 @@ def mean_and_spread(xs: Numbers, ends: tuple[float, float], scratch: Scratch) ->
             for start in range(0, x.size, _PART):
                 part = wider[: min(_PART, x.size - start)]
                 part[...] = x[start : start + _PART]
-                result = combined(result, _spread((np.ldexp(part, -exponent, out=part),), scratch))
+                result = combine_spreads(result, _spread((np.ldexp(part, -exponent, out=part),), scratch))
     size, mean, root = result
     return size, float(np.ldexp(mean, exponent)), float(np.ldexp(root, exponent))
 
 
-def combined(a: Spread, b: Spread) -> Spread:
+def combine_spreads(a: Spread, b: Spread) -> Spread:
     """Combine two spreads, as in Chan, Golub and LeVeque (1979)."""
     if not a[0] or not b[0]:
         return a if a[0] else b
-    size, apart = a[0] + b[0], b[1] - a[1]
+    size, mean_difference = a[0] + b[0], b[1] - a[1]
     share = b[0] / size
-    return size, a[1] + apart * share, hypot(a[2], b[2], apart * sqrt(share * a[0]))
+    return size, a[1] + mean_difference * share, hypot(a[2], b[2], mean_difference * sqrt(share * a[0]))
 
 
 def _spread(xs: Numbers, scratch: Scratch) -> Spread:
@@ -383,12 +383,12 @@ def _sums(xs: Numbers) -> tuple[float, float]:
     """Return the sum and the sum of squares."""
     total, squares, ones = 0.0, 0.0, _ones(xs[0].dtype)
     for x in xs:
-        whole = x.size // _SUM_ROW * _SUM_ROW
-        rows = x[:whole].reshape(-1, _SUM_ROW)
+        full_rows = x.size // _SUM_ROW * _SUM_ROW
+        rows = x[:full_rows].reshape(-1, _SUM_ROW)
         total += float(np.add.reduce(np.vecdot(rows, ones), dtype=np.float64))
         squares += float(np.add.reduce(np.vecdot(rows, rows), dtype=np.float64))
-        if whole < x.size:
-            rest = x[whole:]
+        if full_rows < x.size:
+            rest = x[full_rows:]
             total += float(np.vdot(rest, ones[: rest.size]))
             squares += float(np.vdot(rest, rest))
     return total, squares

@@ -9,7 +9,7 @@ from math import isfinite
 import numpy as np
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.patterns import filtered
+from ckpttools.array.patterns import filter_items
 from ckpttools.array.scratch import Scratch
 from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.budget import estimate_names_bytes
@@ -19,7 +19,7 @@ from ckpttools.core.region import Region, Shape
 from ckpttools.core.tabular import Tabular
 from ckpttools.inspection import distribution as distributions
 from ckpttools.inspection import moments
-from ckpttools.inspection.distribution import Counts, Distribution, count_patterns, summed
+from ckpttools.inspection.distribution import Counts, Distribution, count_patterns, sum_counts
 from ckpttools.inspection.layer_rows import LayerRow, layer_rows
 from ckpttools.inspection.moments import Moments
 from ckpttools.plan.pieces import Tiles
@@ -105,9 +105,9 @@ class StatsReport(Tabular):
 
     def __repr__(self) -> str:
         """Return what was read, and the arrays with elements that are not finite, as text."""
-        held = f"{self.num_arrays:,} arrays, {self.nbytes:,} bytes, {self.nan:,} NaN, {self.inf:,} infinite"
+        text = f"{self.num_arrays:,} arrays, {self.nbytes:,} bytes, {self.nan:,} NaN, {self.inf:,} infinite"
         lines = [array.path for array in self.arrays if array.statistics.nan or array.statistics.inf]
-        return f"<StatsReport of {self.path}: {held}{listing(lines)}>"
+        return f"<StatsReport of {self.path}: {text}{listing(lines)}>"
 
 
 def inspect_stats(
@@ -136,15 +136,17 @@ def inspect_stats(
     Raises:
         CheckpointError: An array cannot be read, the memory is too small, or no array matches.
     """
-    chosen = matching(tree, pattern)
-    counted = _largest(chosen.values(), most_histograms) if histograms else frozenset[int]()
-    look = _Look(tuple(chosen.values()), _stacked(tree, chosen) if per_layer else {}, counted)
-    items = [(array,) for array in chosen.values()]
+    selected = matching(tree, pattern)
+    counted = _largest(selected.values(), most_histograms) if histograms else frozenset[int]()
+    look = _Examination(
+        tuple(selected.values()), _stacked_layers(tree, selected) if per_layer else {}, counted
+    )
+    items = [(array,) for array in selected.values()]
     cut = Tiles(_PIECE_BYTES)
-    names = list(map(keystr, chosen))
-    reserved = estimate_names_bytes(names) + len(chosen) * _BYTES_PER_ARRAY
-    reserved += sum(distributions.most_bytes(look.arrays[index]) for index in counted)
-    seen = scan(
+    names = list(map(keystr, selected))
+    reserved = estimate_names_bytes(names) + len(selected) * _BYTES_PER_ARRAY
+    reserved += sum(distributions.max_bytes_of(look.arrays[index]) for index in counted)
+    results = scan(
         items,
         look,
         memory=memory,
@@ -155,12 +157,12 @@ def inspect_stats(
         observe=observe,
         name=names.__getitem__,
     )
-    pieces = groupby(seen, key=lambda item: item.index)
+    pieces = groupby(results, key=lambda item: item.index)
     result = {index: look.joined(index, (item.result for item in group)) for index, group in pieces}
     known = roles(tree)
     arrays = tuple(
         _stats(path, array, known.of(path), result.get(index, _ArraySummary({}, None)))
-        for index, (path, array) in enumerate(chosen.items())
+        for index, (path, array) in enumerate(selected.items())
     )
     return StatsReport(
         path=tree.metadata.location,
@@ -186,7 +188,7 @@ def matching(tree: Tree, pattern: str) -> dict[Path, LazyArray]:
     Raises:
         UsageError: No array matches.
     """
-    return dict(filtered(tree.arrays.items(), lambda item: keystr(item[0]), pattern))
+    return dict(filter_items(tree.arrays.items(), lambda item: keystr(item[0]), pattern))
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +216,7 @@ _SCRATCH_BYTES = max(moments.SCRATCH_BYTES, distributions.SCRATCH_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _Examination:
     """Computes the statistics of pieces, and combines the results of an array.
 
     Attributes:
@@ -252,21 +254,21 @@ class _Look:
                     yield piece.counts
 
         # The pieces can be iterated only once, so their counts are added immediately.
-        total = summed(counts())
+        total = sum_counts(counts())
         result = sum(layers.values(), Moments())
         dtype = self.arrays[index].dtype
         return _ArraySummary(layers, distributions.distribution(total, result, dtype) if total else None)
 
 
-def _stacked(tree: Tree, chosen: Mapping[Path, LazyArray]) -> dict[int, LayerRow]:
+def _stacked_layers(tree: Tree, selected: Mapping[Path, LazyArray]) -> dict[int, LayerRow]:
     """Return the stacked layers of the selected arrays, by index."""
     rows = layer_rows(tree)
-    return {index: rows[path] for index, path in enumerate(chosen) if path in rows and rows[path].axes}
+    return {index: rows[path] for index, path in enumerate(selected) if path in rows and rows[path].axes}
 
 
-def _stats(path: Path, array: LazyArray, role: Role, whole: _ArraySummary) -> ArrayStats:
-    total = sum(whole.layers.values(), Moments())
-    layers = {layer: statistics_of(result) for layer, result in whole.layers.items() if layer is not None}
+def _stats(path: Path, array: LazyArray, role: Role, summary: _ArraySummary) -> ArrayStats:
+    total = sum(summary.layers.values(), Moments())
+    layers = {layer: statistics_of(result) for layer, result in summary.layers.items() if layer is not None}
     return ArrayStats(
         path=keystr(path),
         shape=array.shape,
@@ -276,7 +278,7 @@ def _stats(path: Path, array: LazyArray, role: Role, whole: _ArraySummary) -> Ar
         statistics=statistics_of(total),
         first_bad=total.first,
         layers=dict(sorted(layers.items())),
-        distribution=whole.distribution,
+        distribution=summary.distribution,
     )
 
 
@@ -285,12 +287,12 @@ def statistics_of(result: Moments) -> Statistics:
     extremes = [abs(item) for item in (result.min, result.max) if item is not None]
     return Statistics(
         elements=result.elements,
-        min=_held(result.min),
-        max=_held(result.max),
-        mean=_held(result.mean if result.finite else None),
-        std=_held(result.deviation),
-        norm=_held(result.norm),
-        max_abs=_held(max(extremes, default=None)),
+        min=_finite_or_none(result.min),
+        max=_finite_or_none(result.max),
+        mean=_finite_or_none(result.mean if result.finite else None),
+        std=_finite_or_none(result.deviation),
+        norm=_finite_or_none(result.norm),
+        max_abs=_finite_or_none(max(extremes, default=None)),
         zeros=result.zeros,
         subnormals=result.subnormals,
         nan=result.nan,
@@ -298,7 +300,7 @@ def statistics_of(result: Moments) -> Statistics:
     )
 
 
-def _held(number: float | None) -> float | None:
+def _finite_or_none(number: float | None) -> float | None:
     """Return the number, or None if float64 could not represent an intermediate result."""
     # Adding zero turns -0 into 0.
     return number + 0 if number is not None and isfinite(number) else None

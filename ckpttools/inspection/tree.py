@@ -13,7 +13,7 @@ from ckpttools.adapters.summary import AdapterReport, may_be_adapter, unmerged_w
 from ckpttools.array.gaps import missing_chunks
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Chunked
-from ckpttools.array.patterns import filtered
+from ckpttools.array.patterns import filter_items
 from ckpttools.array.storage import Sharding, has_giant_chunks, has_tiny_chunks
 from ckpttools.array.tree import Path, Text, Tree, dotted, keystr
 from ckpttools.core.dataclass import dataclass
@@ -26,7 +26,7 @@ from ckpttools.maxtext.layers import LayerGroup
 from ckpttools.maxtext.recognition import FamilyGuess, guess_families
 from ckpttools.maxtext.scan_axis import scan_axis_remarks
 from ckpttools.maxtext.variables import matching_versions
-from ckpttools.maxtext.versions import SCAN_LAYERS, VERSIONS, FlavourName, Kind
+from ckpttools.maxtext.versions import SCAN_LAYERS, VERSIONS, FlavorName, Kind
 from ckpttools.maxtext.view import Optimizer, view_of
 from ckpttools.quantized.view import DequantizedTree, Quantization, quantized_view
 from ckpttools.quantized.weights import is_scale
@@ -118,7 +118,7 @@ class TreeReport(Tabular):
     path: str
     format: str | None
     kind: Kind | None
-    flavour: FlavourName | None
+    flavour: FlavorName | None
     scan_axis: int | None
     step: int | None
     num_arrays: int
@@ -146,10 +146,10 @@ class TreeReport(Tabular):
     def __repr__(self) -> str:
         """Return the kind and the arrays as text. Arrays whose names differ only in numbers share a line."""
         what = " ".join(filter(None, (self.format, self.kind, self.path)))
-        held = f"{self.num_arrays:,} arrays, {self.num_parameters:,} parameters, {self.nbytes:,} bytes"
+        text = f"{self.num_arrays:,} arrays, {self.num_parameters:,} parameters, {self.nbytes:,} bytes"
         lines = [f"{array.path}: {array.dtype}[{', '.join(map(str, array.shape))}]" for array in self.arrays]
         against = "" if self.comparison is None else f", {_verdict(self.comparison)}"
-        return f"<TreeReport of {what}: {held}{against}{listing(lines)}>"
+        return f"<TreeReport of {what}: {text}{against}{listing(lines)}>"
 
 
 def _verdict(comparison: Comparison) -> str:
@@ -184,13 +184,13 @@ def inspect_tree(
         UsageError: No array matches the pattern.
     """
     quantized = quantized_view(tree)
-    shown = quantized.shown()
-    arrays = filtered(_reports(shown, shardings), attrgetter("path"), pattern, or_none=or_none)
-    scales = _scales(tree, shown, {array.path for array in arrays})
+    dequantized = quantized.shown()
+    arrays = filter_items(_reports(dequantized, shardings), attrgetter("path"), pattern, or_none=or_none)
+    scales = _scales(tree, dequantized, {array.path for array in arrays})
     parameters = [array for array in arrays if array.role == "parameter"]
     view, metadata = view_of(tree), tree.metadata
-    guesses = guess_families(_without_scales(shown.tree)) if with_families else ()
-    written = matching_versions(view, [guess.name for guess in guesses])
+    guesses = guess_families(_hide_scales(dequantized.tree)) if with_families else ()
+    versions = matching_versions(view, [guess.name for guess in guesses])
     return TreeReport(
         path=metadata.location,
         format=metadata.format,
@@ -207,7 +207,7 @@ def inspect_tree(
         optimizer=view.optimizer if view.is_maxtext else None,
         random_states=view.random_states if view.is_maxtext else 0,
         families=guesses,
-        maxtext=written if len(written) < len(VERSIONS) else (),
+        maxtext=versions if len(versions) < len(VERSIONS) else (),
         roles=_totals((array.role, array) for array in arrays),
         parameter_dtypes=_totals(
             (parameter.quantized or parameter.dtype, parameter) for parameter in parameters
@@ -237,33 +237,33 @@ def _adapter(tree: Tree) -> AdapterReport | None:
     return adapter_report(tree)
 
 
-def _without_scales(tree: Tree) -> Tree:
+def _hide_scales(tree: Tree) -> Tree:
     """Return a tree without scales, whose names identify the family even if weights are shown as stored."""
     weights = quantized_view(tree).weights.values()
-    beside = {name for weight in weights if weight.dtype.is_float for name in weight.sides}
-    if not beside:
+    auxiliary = {name for weight in weights if weight.dtype.is_float for name in weight.sides}
+    if not auxiliary:
         return tree
-    leaves = {path: leaf for path, leaf in tree.items() if dotted(path) not in beside}
+    leaves = {path: leaf for path, leaf in tree.items() if dotted(path) not in auxiliary}
     return Tree(leaves, tree.metadata)
 
 
-def _scales(tree: Tree, shown: DequantizedTree, names: Collection[str]) -> Total | None:
+def _scales(tree: Tree, dequantized: DequantizedTree, names: Collection[str]) -> Total | None:
     """Return the totals of the auxiliary arrays of the quantized weights with these names."""
-    weights = [item for path, item in shown.weights.items() if keystr(path) in names]
-    beside = {name for weight in weights for name in weight.stored if name != weight.codes}
-    arrays = [array for path, array in tree.arrays.items() if dotted(path) in beside]
+    weights = [item for path, item in dequantized.weights.items() if keystr(path) in names]
+    auxiliary = {name for weight in weights for name in weight.stored if name != weight.codes}
+    arrays = [array for path, array in tree.arrays.items() if dotted(path) in auxiliary]
     if not arrays:
         return None
     return Total(len(arrays), sum(item.size for item in arrays), sum(item.nbytes for item in arrays))
 
 
-def _reports(shown: DequantizedTree, shardings: Mapping[Path, Sharding]) -> Iterator[ArrayReport]:
-    known = view_of(shown.tree).roles
-    for path, array in shown.tree.arrays.items():
+def _reports(dequantized: DequantizedTree, shardings: Mapping[Path, Sharding]) -> Iterator[ArrayReport]:
+    known = view_of(dequantized.tree).roles
+    for path, array in dequantized.tree.arrays.items():
         # A constant, which is not stored, counts with its size in memory.
         nbytes = -(-array.size * (array.stored_bits or 8 * array.dtype.itemsize) // 8)
         name, sharding = keystr(path), shardings.get(path)
-        weight = shown.weights.get(path)
+        weight = dequantized.weights.get(path)
         quantized = weight.scheme if weight else None
         yield ArrayReport(name, array.shape, array.dtype.name, nbytes, known.of(path), sharding, quantized)
 
@@ -322,21 +322,21 @@ def warnings_of(
         *_mixed_dtypes(tree),
         *_unreadable(tree),
         *_unclear_state(tree),
-        *_unmerged(tree),
+        *_unmerged_warnings(tree),
         *(TreeWarning("remark", text) for text in tree.metadata.notes.remarks),
     )
 
 
 def _missing_chunks(tree: Tree) -> Iterator[TreeWarning]:
-    lacking = missing_chunks(tree.arrays.values())
-    if lacking is not None:
-        names = tuple(array.array for array in lacking.arrays)
-        yield TreeWarning("missing-chunks", f"{lacking.summary}: {lacking.hint}", names)
+    missing = missing_chunks(tree.arrays.values())
+    if missing is not None:
+        names = tuple(array.array for array in missing.arrays)
+        yield TreeWarning("missing-chunks", f"{missing.summary}: {missing.hint}", names)
 
 
-def _other_steps(tree: Tree, name: str, what: str, steps: Mapping[str, str]) -> Iterator[TreeWarning]:
+def _other_steps(tree: Tree, name: str, problem: str, steps: Mapping[str, str]) -> Iterator[TreeWarning]:
     for directory, reason in steps.items():
-        yield TreeWarning(name, f"{directory}, next to step {tree.metadata.step}, {what}: {reason}")
+        yield TreeWarning(name, f"{directory}, next to step {tree.metadata.step}, {problem}: {reason}")
 
 
 def _no_scan_layers(tree: Tree) -> Iterator[TreeWarning]:
@@ -348,7 +348,7 @@ def _no_scan_layers(tree: Tree) -> Iterator[TreeWarning]:
 
 
 def _giant_chunks(tree: Tree) -> Iterator[TreeWarning]:
-    result = _cut_so(tree, has_giant_chunks)
+    result = _select_by_chunks(tree, has_giant_chunks)
     if result:
         largest = max(result, key=lambda path: result[path].nbytes)
         are = "1 array is one chunk" if len(result) == 1 else f"{len(result):,} arrays are one chunk each"
@@ -358,7 +358,7 @@ def _giant_chunks(tree: Tree) -> Iterator[TreeWarning]:
 
 
 def _fine_chunks(tree: Tree) -> Iterator[TreeWarning]:
-    result = _cut_so(tree, has_tiny_chunks)
+    result = _select_by_chunks(tree, has_tiny_chunks)
     if result:
         counts = {path: _chunks(array) for path, array in result.items()}
         limit = max(counts, key=lambda path: counts[path])
@@ -368,7 +368,7 @@ def _fine_chunks(tree: Tree) -> Iterator[TreeWarning]:
         yield TreeWarning("fine-chunks", text, tuple(map(keystr, result)))
 
 
-def _cut_so(tree: Tree, rule: Callable[[int, int], bool]) -> dict[Path, Chunked]:
+def _select_by_chunks(tree: Tree, rule: Callable[[int, int], bool]) -> dict[Path, Chunked]:
     """Return the arrays in a grid of chunks for which a rule applies to the number and size of chunks."""
     return {path: array for path, array, chunks, nbytes in tree.once(_grids) if rule(chunks, nbytes)}
 
@@ -392,7 +392,7 @@ def _unclear_state(tree: Tree) -> Iterator[TreeWarning]:
         yield TreeWarning("unclear-state", text, arrays)
 
 
-def _unmerged(tree: Tree) -> Iterator[TreeWarning]:
+def _unmerged_warnings(tree: Tree) -> Iterator[TreeWarning]:
     """Warn about a model in PEFT training: its modules are wrapped, with factors next to their weights."""
     if wrapped := unmerged_weights(tree):
         text = f"{plural(len(wrapped), 'array')} of the model have adapters that are not merged into them"
@@ -415,20 +415,20 @@ def _mixed_dtypes(tree: Tree) -> Iterator[TreeWarning]:
     ordered = sorted(by_dtype.items(), key=lambda item: -len(item[1]))
     if len(ordered) > 1:
         counts = ", ".join(f"{len(paths):,} in {name}" for name, paths in ordered)
-        odd = tuple(keystr(path) for _, paths in ordered[1:] for path in paths)
-        yield TreeWarning("mixed-dtypes", f"parameters have mixed dtypes: {counts}", odd)
+        minority = tuple(keystr(path) for _, paths in ordered[1:] for path in paths)
+        yield TreeWarning("mixed-dtypes", f"parameters have mixed dtypes: {counts}", minority)
 
 
 def _unreadable(tree: Tree) -> Iterator[TreeWarning]:
     """Warn about quantized weights that are shown as stored, because some cannot be dequantized."""
-    result = quantized_view(tree).by_headers
+    result = quantized_view(tree).weights_from_headers
     if not result.faults:
         return
     more = f", and {len(result.faults) - 1} more" if len(result.faults) > 1 else ""
-    why = (
+    reason = (
         "conversions do not support this scheme, and the quantized values are counted here"
         if result.is_whole
         else f"{result.faults[0]}{more}"
     )
-    text = f"the quantized weights cannot be dequantized: {why}; {action('doctor')} suggests what to do"
+    text = f"the quantized weights cannot be dequantized: {reason}; {action('doctor')} suggests what to do"
     yield TreeWarning("quantized", text)

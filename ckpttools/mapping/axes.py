@@ -111,9 +111,9 @@ def parse_side(key: str, axes: str) -> Side:
     Raises:
         MappingError: The key or a name is empty, brackets are unbalanced, or an axis occurs twice.
     """
-    written = parse_groups(axes)
+    groups = parse_groups(axes)
     side = Side(
-        parse_key(key), tuple(tuple(a.removeprefix("+") for a in g) for g in written), _join(written, axes)
+        parse_key(key), tuple(tuple(a.removeprefix("+") for a in g) for g in groups), _join(groups, axes)
     )
     if not side.key.parts:
         raise MappingError("a key is empty", location=f": {axes}")

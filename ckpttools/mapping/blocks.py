@@ -102,11 +102,11 @@ def grid_of(side: Side, sizes: Mapping[str, int], counts: Mapping[str, int]) -> 
             if any(cut[axis] != sizes[axis] for axis in outside):
                 raise MappingError("blocks cross the edges of parts", got=axes_text(outside, sizes))
             group = group[side.join.depth :]
-        _check_together(group, sizes, cut)
+        _check_contiguous(group, sizes, cut)
     return side.shape(cut)
 
 
-def _check_together(group: Iterable[str], sizes: Mapping[str, int], cut: Mapping[str, int]) -> None:
+def _check_contiguous(group: Iterable[str], sizes: Mapping[str, int], cut: Mapping[str, int]) -> None:
     """Refuse a merged axis on which the elements of a block are not contiguous."""
     inside = False
     for axis in group:
@@ -115,7 +115,7 @@ def _check_together(group: Iterable[str], sizes: Mapping[str, int], cut: Mapping
         inside = inside or cut[axis] != sizes[axis]
 
 
-def merged_counts(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+def merge_counts(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     """Merge the block counts of the parts of one array.
 
     Raises:
@@ -143,7 +143,7 @@ def axes_text(group: Iterable[str], sizes: Mapping[str, int]) -> str:
 
 # Maximum number of cells in a block: for 128 x 128 elements with float32 scales, they take 1/4 of the block's
 # bytes.
-_MOST_CELLS = 1024
+_MAX_CELLS = 1024
 
 Fits = Callable[[Row, Mapping[str, int], Shape], str]
 """Function that returns why a row's left arrays should not have a grid of this shape.
@@ -216,7 +216,7 @@ def cells_within(side: Side, sizes: Mapping[str, int], block: Block) -> Iterator
     limit = prod(min(length, size) for length, size in zip(side.shape(sizes)[-2:], block, strict=True))
     pairs = sorted(((a, b) for a in first for b in second), key=lambda pair: -pair[0] * pair[1])
     for a, b in pairs:
-        if a * b * _MOST_CELLS >= limit:
+        if a * b * _MAX_CELLS >= limit:
             yield {**first[a], **second[b]}
 
 
@@ -280,16 +280,16 @@ def times_in_block(group: AxisGroup, sizes: Mapping[str, int], counts: Mapping[s
     return size // cell
 
 
-def of_blocks(cells: LazyArray, times: Block) -> LazyArray:
+def block_scales(cells: LazyArray, times: Block) -> LazyArray:
     """Return the scales of blocks, which are those of their first cells.
 
     `times` is the number of cells in a block on the last two axes.
     """
     *outer, rows, columns = cells.shape
     down, across = ceil_div(rows, times[0]), ceil_div(columns, times[1])
-    whole = pad_array(cells, (*outer, down * times[0], across * times[1]))
+    padded = pad_array(cells, (*outer, down * times[0], across * times[1]))
     split = [*((length,) for length in outer), (down, times[0]), (across, times[1])]
     count = len(outer)
     order = (*range(count), count, count + 2, count + 1, count + 3)
-    apart = relayout(whole, split, order, [1] * (count + 4))
-    return take(take(apart, count + 2, 0), count + 2, 0)
+    cells_by_position = relayout(padded, split, order, [1] * (count + 4))
+    return take(take(cells_by_position, count + 2, 0), count + 2, 0)

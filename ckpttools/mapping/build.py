@@ -17,7 +17,7 @@ from ckpttools.mapping.axes import Side
 from ckpttools.mapping.factor import Factor, multiply_array, multiply_factors
 from ckpttools.mapping.flags import Flag
 from ckpttools.mapping.row import Row
-from ckpttools.mapping.row_conversion import RowConversion, joined, part_of
+from ckpttools.mapping.row_conversion import RowConversion, join_parts, part_of
 from ckpttools.mapping.sizes import Size, lengths_of
 from ckpttools.mapping.values import BoundOp, BoundRecode, Fill, Whole
 
@@ -119,7 +119,7 @@ def build(settled: BoundTable, exact: bool) -> Mapped:
     notes: list[ValueNote] = []
     changed: set[str] = set()
     altered: set[str] = set()
-    whole: set[str] = set()
+    complete_keys: set[str] = set()
     filled: dict[str, tuple[LazyArray, float]] = {}
     factors = _factors(settled.directions)
     for direction in settled.directions:
@@ -133,12 +133,12 @@ def build(settled: BoundTable, exact: bool) -> Mapped:
         if factor := factors.get(str(direction.target.key)):
             parts = multiply_array(direction.source, factor.source, parts, arrays, sizes)
         conversion = direction.conversion(sizes, direction.dtypes(sizes, parts) if exact else ())
-        own = _own(conversion, parts)
+        own = _row_arrays(conversion, parts)
         builder.add(direction.target, own)
         if conversion.op:
             changed |= own.keys()
             altered |= set(direction.source.keys(sizes))
-            whole |= own.keys() if isinstance(direction.row.op, Whole) else set()
+            complete_keys |= own.keys() if isinstance(direction.row.op, Whole) else set()
             for dtype in direction.dtypes(sizes, arrays):
                 exactness = conversion.op.exactness(dtype)
                 notes.append(ValueNote(str(direction.target.key), exactness.exact, exactness.reason, dtype))
@@ -149,7 +149,7 @@ def build(settled: BoundTable, exact: bool) -> Mapped:
         settled.dropped,
         frozenset(changed),
         frozenset(altered),
-        whole=frozenset(whole),
+        whole=frozenset(complete_keys),
         filled=filled,
     )
 
@@ -167,7 +167,7 @@ def build_partly(settled: BoundTable, exact: bool) -> Mapped:
         for index in direction.target.indices(sizes):
             keys = list(RowConversion(direction.source, direction.target, sizes).source_keys(index))
             shapes = {arrays[key].shape if key in arrays else None for key in keys}
-            own = _own_sizes(direction.source, shapes.pop(), sizes) if len(shapes) == 1 else None
+            own = _sizes_from_shape(direction.source, shapes.pop(), sizes) if len(shapes) == 1 else None
             if own is not None:
                 parts = direction.parts(arrays, own)
                 dtype = parts[keys[0]].dtype
@@ -209,7 +209,7 @@ class _ArrayBuilder:
             parts = self._parts.setdefault(key, [])
             parts.append((target, array))
             if len(parts) == len(target.parts):
-                self.arrays[key] = joined(parts, self._sizes)
+                self.arrays[key] = join_parts(parts, self._sizes)
 
 
 def _factors(directions: Iterable[Direction]) -> dict[str, Direction]:
@@ -237,7 +237,7 @@ def _product_note(factor: Direction, dtype: DType) -> ValueNote:
     return ValueNote(multiply_factors(str(factor.target.key)), False, reason, dtype)
 
 
-def _own(conversion: RowConversion, arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
+def _row_arrays(conversion: RowConversion, arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
     """Build the target arrays of a row; errors name the arrays."""
     key, sizes = conversion.target.key, conversion.sizes
     try:
@@ -249,7 +249,7 @@ def _own(conversion: RowConversion, arrays: Mapping[str, LazyArray]) -> dict[str
         raise error if error.location else error.at(str(key)) from error
 
 
-def _own_sizes(side: Side, shape: Shape | None, sizes: Mapping[str, int]) -> Mapping[str, int] | None:
+def _sizes_from_shape(side: Side, shape: Shape | None, sizes: Mapping[str, int]) -> Mapping[str, int] | None:
     """Infer the lengths for which a side has a shape; None if there are none.
 
     The outermost axes may differ from `sizes`.

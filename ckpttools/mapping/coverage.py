@@ -12,7 +12,7 @@ from math import prod
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import CoverageError, MappingError, listing, near_names
+from ckpttools.core.errors import CoverageError, MappingError, listing, similar_names
 from ckpttools.core.message_terms import action, option
 from ckpttools.core.region import Shape
 from ckpttools.core.text import fold_lines, plural
@@ -22,9 +22,9 @@ from ckpttools.quantized.weights import find_weights, is_scale
 
 _MESSAGE = "the arrays do not match the model"
 # Longer lists end with the number of remaining lines.
-_MOST_LINES = 200
+_MAX_LINES = 200
 # Similar names are suggested for at most this many missing arrays.
-_MOST_NEAR = 20
+_MAX_NEAR = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,8 @@ class Coverage:
             "of the wrong shape": list(map(str, self.misshapen)),
         }
         parts = (
-            f"\n  {_is_or_are(len(lines))} {what}:{listing(lines, limit)}"
-            for what, lines in sections.items()
+            f"\n  {_is_or_are(len(lines))} {title}:{listing(lines, limit)}"
+            for title, lines in sections.items()
             if lines
         )
         return "".join(parts)
@@ -100,7 +100,9 @@ class NotCoveredError(CoverageError):
             glob if glob in coverage.extra else f"{glob}: {plural(count, 'array')}"
             for glob, count in Counter(globs).items()
         ]
-        return NotCoveredError(_MESSAGE + _listed(coverage, lines), coverage, location=location, hint=hint)
+        return NotCoveredError(
+            _MESSAGE + _list_faults(coverage, lines), coverage, location=location, hint=hint
+        )
 
 
 def check_coverage(
@@ -144,15 +146,18 @@ def check_coverage(
     ]
     if not (missing or extra or misshapen):
         return
-    wrong = CoverageFaults(tuple(missing), tuple(extra), tuple(item.key for item in misshapen))
-    why = [*remedies_for(extra, remedies or {}), *reasons(wrong, arrays, expected, unwanted, sizes, dropped)]
-    reasons_and_steps = [*why, *remaining_keys(arrays, sides, extra, leave_out, is_told=bool(why))]
-    coverage = Coverage({key: shapes[key] for key in missing}, wrong.extra, tuple(misshapen), tuple(why))
+    faults = CoverageFaults(tuple(missing), tuple(extra), tuple(item.key for item in misshapen))
+    hints = [
+        *remedies_for(extra, remedies or {}),
+        *reasons(faults, arrays, expected, unwanted, sizes, dropped),
+    ]
+    reasons_and_steps = [*hints, *remaining_keys(arrays, sides, extra, leave_out, is_told=bool(hints))]
+    coverage = Coverage({key: shapes[key] for key in missing}, faults.extra, tuple(misshapen), tuple(hints))
     raise NotCoveredError(
-        _MESSAGE + _listed(coverage, extra),
+        _MESSAGE + _list_faults(coverage, extra),
         coverage,
         location=location,
-        hint="; ".join((*reasons_and_steps, *next_step(wrong, dropped, reasons_and_steps if why else ())))
+        hint="; ".join((*reasons_and_steps, *next_step(faults, dropped, reasons_and_steps if hints else ())))
         or CHECK,
     )
 
@@ -165,31 +170,31 @@ def require_countable(sides: Iterable[Side], sizes: Mapping[str, Size], location
     """
     for side in sides:
         axes = side.key.axes
-        if prod(sizes[axis].length for axis in axes) > MOST_KEYS:
+        if prod(sizes[axis].length for axis in axes) > MAX_KEYS:
             size = max((sizes[axis] for axis in axes), key=lambda size: size.length)
             raise MappingError(
                 "the number of arrays is implausibly large",
                 location=location,
                 got=f"{size.length} by {size.source}",
-                expected=f"at most {MOST_KEYS} arrays per row",
+                expected=f"at most {MAX_KEYS} arrays per row",
                 hint=f"check {size.source}",
             )
 
 
-def _listed(coverage: Coverage, extra: Sequence[str]) -> str:
+def _list_faults(coverage: Coverage, extra: Sequence[str]) -> str:
     """List all faults, with the given lines for unexpected arrays."""
     missing = [*coverage.missing]
-    lines = [_add_near_names(key, coverage.extra) for key in missing[:_MOST_NEAR]] + missing[_MOST_NEAR:]
+    lines = [_add_near_names(key, coverage.extra) for key in missing[:_MAX_NEAR]] + missing[_MAX_NEAR:]
     parts = {
         "missing": (len(lines), lines),
         "not expected": (len(coverage.extra), extra),
         "of the wrong shape": (len(coverage.misshapen), list(map(str, coverage.misshapen))),
     }
-    return "".join(_section(what, count, lines) for what, (count, lines) in parts.items())
+    return "".join(_section(title, count, lines) for title, (count, lines) in parts.items())
 
 
-def _section(what: str, count: int, lines: Sequence[str]) -> str:
-    return f"\n  {_is_or_are(count)} {what}:{listing(lines, _MOST_LINES)}" if count else ""
+def _section(title: str, count: int, lines: Sequence[str]) -> str:
+    return f"\n  {_is_or_are(count)} {title}:{listing(lines, _MAX_LINES)}" if count else ""
 
 
 def _is_or_are(count: int) -> str:
@@ -197,18 +202,18 @@ def _is_or_are(count: int) -> str:
 
 
 def _add_near_names(key: str, extra: Sequence[str]) -> str:
-    near = near_names(key, extra, 1)
+    near = similar_names(key, extra, 1)
     return f"{key}  ({near[0]} exists)" if near else key
 
 
 def _misshapen(key: str, shape: Shape, side: Side, sizes: Mapping[str, Size]) -> ShapeMismatch:
     expected = side.shape(lengths_of(sizes))
-    why = (
+    reason = (
         "it looks transposed"
         if shape == expected[::-1]
         else "; ".join(_doubtful(shape, expected, side, sizes))
     )
-    return ShapeMismatch(key, shape, expected, why)
+    return ShapeMismatch(key, shape, expected, reason)
 
 
 def _doubtful(shape: Shape, expected: Shape, side: Side, sizes: Mapping[str, Size]) -> Iterator[str]:
@@ -225,7 +230,7 @@ def _doubtful(shape: Shape, expected: Shape, side: Side, sizes: Mapping[str, Siz
 
 CHECK = "check that config.json belongs to these weights"
 FETCH = f"download the files with the missing arrays again, or {CHECK}"
-MOST_KEYS = 1 << 20
+MAX_KEYS = 1 << 20
 """Maximum number of keys of one row; the largest models have about 130,000 (layers times experts)."""
 # Parts of the names of buffers, which a model recomputes but may also store.
 _BUFFERS = ("rotary", "inv_freq", "mask")
@@ -256,7 +261,7 @@ class CoverageFaults:
 
 
 def reasons(
-    wrong: CoverageFaults,
+    faults: CoverageFaults,
     arrays: Collection[str],
     expected: Sequence[ExpectedArray],
     unwanted: Sequence[ExpectedArray],
@@ -265,18 +270,23 @@ def reasons(
 ) -> Iterator[str]:
     """Yield reasons why arrays are expected or not; arguments as for `check_coverage`, `arrays` by name."""
     lengths = lengths_of(sizes)
-    lost = [key for key in wrong.missing if key in dropped]
+    lost = [key for key in faults.missing if key in dropped]
     yield from (f"{key} is missing because it was dropped" for key in fold_lines(lost))
     alternatives = {key for item in unwanted for key in _keys(item, lengths)}
-    yield from _flag_hints({*wrong.missing} - alternatives, expected, lengths, "expected")
-    yield from _flag_hints({*wrong.extra}, unwanted, lengths, "not expected")
-    yield from _beyond_hints(wrong.extra, expected, sizes)
+    yield from _flag_hints({*faults.missing} - alternatives, expected, lengths, "expected")
+    yield from _flag_hints({*faults.extra}, unwanted, lengths, "not expected")
+    yield from _beyond_hints(faults.extra, expected, sizes)
     yield from _short_hints(arrays, expected, sizes)
-    yield from _choices(wrong, (*expected, *unwanted), lengths)
+    yield from _choices(faults, (*expected, *unwanted), lengths)
 
 
 def remaining_keys(
-    arrays: Mapping[str, LazyArray], known: Collection[str], extra: Sequence[str], way: str, *, is_told: bool
+    arrays: Mapping[str, LazyArray],
+    known: Collection[str],
+    extra: Sequence[str],
+    drop_hint: str,
+    *,
+    is_told: bool,
 ) -> Iterator[str]:
     """Yield hints for arrays that no row describes.
 
@@ -297,7 +307,7 @@ def remaining_keys(
             yield f"most array names do not belong to this family: {CHECK}"
             return
         part = next((key for key in extra if _is_part(key, arrays[key], known)), None)
-        yield _refused_drops(part) if part else _drop_options(way)
+        yield _refused_drops(part) if part else _drop_options(drop_hint)
 
 
 def _is_part(key: str, array: LazyArray, sides: Collection[str]) -> bool:
@@ -318,8 +328,8 @@ def _refused_drops(key: str) -> str:
 
 
 def _drop_options(leave_out: str) -> str:
-    way = leave_out or f"name them with {option('drop', 'PATTERN')}"
-    return f"to leave them out, {way}"
+    drop_hint = leave_out or f"name them with {option('drop', 'PATTERN')}"
+    return f"to leave them out, {drop_hint}"
 
 
 def remedies_for(extra: Sequence[str], remedies: Mapping[str, str]) -> Iterator[str]:
@@ -339,23 +349,23 @@ def _flag_hints(
         hit = next((key for key in _keys(item, lengths) if key in keys), None) if item.why else None
         if hit and hit not in keys_by_reason.setdefault(item.why, []):
             keys_by_reason[item.why].append(hit)
-    for why, (first, *others) in keys_by_reason.items():
+    for reason, (first, *others) in keys_by_reason.items():
         subject = f"{first} and others are" if others else f"{first} is"
-        yield f"{subject} {verdict} because of {why}"
+        yield f"{subject} {verdict} because of {reason}"
 
 
-def next_step(wrong: CoverageFaults, dropped: Collection[str], reasons: Collection[str]) -> Iterator[str]:
+def next_step(faults: CoverageFaults, dropped: Collection[str], reasons: Collection[str]) -> Iterator[str]:
     """Yield the hint if `reasons` only explain why arrays are expected or not."""
     if not reasons or any(CHECK in text or "download" in text for text in reasons):
         return
-    if any(key not in dropped for key in wrong.missing):
+    if any(key not in dropped for key in faults.missing):
         yield FETCH
-    elif wrong.misshapen or not wrong.missing:
+    elif faults.misshapen or not faults.missing:
         yield CHECK
 
 
 def _choices(
-    wrong: CoverageFaults, expected: Sequence[ExpectedArray], lengths: Mapping[str, int]
+    faults: CoverageFaults, expected: Sequence[ExpectedArray], lengths: Mapping[str, int]
 ) -> Iterator[str]:
     """Yield the choices that would resolve all faults.
 
@@ -363,17 +373,17 @@ def _choices(
     """
     open_to_choice = [item for item in expected if item.remedy]
     keys = {key: item.remedy for item in open_to_choice for key in _keys(item, lengths)}
-    every = {*wrong.missing, *wrong.extra, *wrong.misshapen}
+    every = {*faults.missing, *faults.extra, *faults.misshapen}
     hits = [key for key in keys if key in every]
     if len(hits) < len(every):
         if hits:
-            yield CHECK if wrong.extra or wrong.misshapen else FETCH
+            yield CHECK if faults.extra or faults.misshapen else FETCH
         return
     # A lost or damaged array must not be replaced silently by another one.
-    for key in (hit for hit in hits if hit not in wrong.extra):
-        unless = ", unless the model never had it" if wrong.missing else ""
+    for key in (hit for hit in hits if hit not in faults.extra):
+        unless = ", unless the model never had it" if faults.missing else ""
         yield f"download the file with {key} again{unless}"
-    if not wrong.misshapen:
+    if not faults.misshapen:
         yield from dict.fromkeys(keys[key] for key in hits)
 
 
@@ -383,7 +393,7 @@ def _keys(expected: ExpectedArray, lengths: Mapping[str, int]) -> Iterator[str]:
     Yields nothing if the length of a key axis is unknown, or if there are too many keys to list.
     """
     axes = expected.side.key.axes
-    if set(axes) <= set(lengths) and prod(lengths[axis] for axis in axes) <= MOST_KEYS:
+    if set(axes) <= set(lengths) and prod(lengths[axis] for axis in axes) <= MAX_KEYS:
         yield from expected.side.keys(lengths)
 
 
@@ -408,14 +418,14 @@ def _short_hints(
     lengths = lengths_of(sizes)
     hinted: set[str] = set()
     for side in (item.side for item in expected):
-        lacking = next((key for key in side.keys(lengths) if key not in arrays), None)
-        for axis in side.axes if lacking else ():
+        missing_key = next((key for key in side.keys(lengths) if key not in arrays), None)
+        for axis in side.axes if missing_key else ():
             size, count = sizes[axis], _count_leading(side, axis, lengths, arrays)
             if axis in hinted or not (size.is_assumed or count):
                 continue
             hinted.add(axis)
             if size.is_assumed:
-                yield f"{lacking} is expected with {axis} {size.length} from {size.source}"
+                yield f"{missing_key} is expected with {axis} {size.length} from {size.source}"
             else:
                 yield f"{size.source} is {size.length}, but the arrays have {plural(count, axis)}"
 

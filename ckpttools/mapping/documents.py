@@ -119,8 +119,8 @@ def scalar(value: object, location: str) -> object:
 
 def _type_error(value: object, expected: str, location: str) -> MappingError:
     kind = _KINDS.get(type(value), "a date or time")
-    shown = kind if isinstance(value, list | dict) else f"{kind}, {value!r}"
-    return MappingError("a value of the wrong type", location=location, got=shown, expected=expected)
+    text = kind if isinstance(value, list | dict) else f"{kind}, {value!r}"
+    return MappingError("a value of the wrong type", location=location, got=text, expected=expected)
 
 
 @contextmanager

@@ -49,27 +49,27 @@ def inferred_flags(
         keys: The existing keys.
         sizes: Axis -> length, for known axes.
     """
-    return {name: _inferred(name, sides, keys, sizes) for name in names}
+    return {name: _infer_flag(name, sides, keys, sizes) for name in names}
 
 
-def _inferred(
+def _infer_flag(
     name: str,
     sides: Sequence[tuple[Row, Side]],
     keys: Collection[str],
     sizes: Mapping[str, int] | None,
 ) -> Flag:
     having = {side.key.first(sizes) for row, side in sides if name in row.when.split()}
-    lacking = {side.key.first(sizes) for row, side in sides if name in row.unless.split()}
-    if not (having or lacking):
+    without_flag = {side.key.first(sizes) for row, side in sides if name in row.unless.split()}
+    if not (having or without_flag):
         return Flag(False, "")
-    common = sorted(having & lacking & set(keys))
-    if common and not (having ^ lacking) & set(keys):
+    common = sorted(having & without_flag & set(keys))
+    if common and not (having ^ without_flag) & set(keys):
         return Flag(False, "", open_key=common[0])
-    for candidates, there in ((having - lacking, True), (lacking - having, False)):
+    for candidates, is_set in ((having - without_flag, True), (without_flag - having, False)):
         present = sorted(candidates & set(keys))
         if present:
-            return Flag(there, f"{present[0]}, which exists")
-    return Flag(not having, f"{sorted(having or lacking)[0]}, which does not exist")
+            return Flag(is_set, f"{present[0]}, which exists")
+    return Flag(not having, f"{sorted(having or without_flag)[0]}, which does not exist")
 
 
 def observed_flags(
@@ -88,10 +88,10 @@ def observed_flags(
     """
     by_names = inferred_flags(names, sides, arrays, sizes)
     decided = {name: flag for name, flag in by_names.items() if flag.open_key is None}
-    return {**decided, **_by_shapes(by_names.keys() - decided.keys(), sides, arrays, sizes)}
+    return {**decided, **_infer_from_shapes(by_names.keys() - decided.keys(), sides, arrays, sizes)}
 
 
-def _by_shapes(
+def _infer_from_shapes(
     names: Collection[str],
     sides: Sequence[tuple[Row, Side]],
     arrays: Mapping[str, LazyArray],
@@ -100,14 +100,14 @@ def _by_shapes(
     """Infer each flag for which an array's shape fits only rows with it or only rows without it."""
     flags = {}
     for name in sorted(names):
-        fitting: dict[str, set[bool]] = {}
+        possible: dict[str, set[bool]] = {}
         for row, side in sides:
             key = side.key.first(sizes)
             if name in row.flags and key in arrays and _fits(side, arrays[key], sizes):
-                fitting.setdefault(key, set()).add(name in row.when.split())
-        shown = (key for key, values in sorted(fitting.items()) if len(values) == 1)
-        for key in islice(shown, 1):
-            flags[name] = Flag(fitting[key].pop(), f"{key}, which is {list(arrays[key].shape)}")
+                possible.setdefault(key, set()).add(name in row.when.split())
+        decided = (key for key, values in sorted(possible.items()) if len(values) == 1)
+        for key in islice(decided, 1):
+            flags[name] = Flag(possible[key].pop(), f"{key}, which is {list(arrays[key].shape)}")
     return flags
 
 
@@ -126,19 +126,19 @@ def refuse_open(flags: Mapping[str, Flag], location: str) -> None:
         if flag.open_key is not None:
             like = option("like", "HF_DIR")
             raise ConfigError(
-                f"the arrays do not show whether {_WORDS.get(name, f'the model is {name}')}",
+                f"the arrays do not show whether {_FLAG_DESCRIPTIONS.get(name, f'the model is {name}')}",
                 location=location,
                 got=f"{flag.open_key}, which exists in both cases",
                 expected="the model's config.json",
-                hint=f"pass the directory of the original model with {like}{_or_say(name)}",
+                hint=f"pass the directory of the original model with {like}{_option_hint(name)}",
             )
 
 
 # Descriptions of flags for messages to the user.
-_WORDS = {"interleaved": "rotary pairs are interleaved or in halves"}
+_FLAG_DESCRIPTIONS = {"interleaved": "rotary pairs are interleaved or in halves"}
 
 
-def _or_say(name: str) -> str:
+def _option_hint(name: str) -> str:
     """Return the option that sets a flag; "" if there is none."""
     if name != "interleaved":
         return ""

@@ -25,7 +25,7 @@ Coordinates = dict[str, int]
 
 _DIGITS = "0123456789"
 # Python refuses to parse integers with several thousand digits, and no coordinate has this many.
-_MOST_DIGITS = 300
+_MAX_DIGITS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Field:
                     yield start + len(word), self.labels.index(word)
             return
         # A leading 0 ends the number, because 07 would not format back to the same text.
-        limit = 1 if name.startswith("0", start) else _MOST_DIGITS
+        limit = 1 if name.startswith("0", start) else _MAX_DIGITS
         end = start
         while end < len(name) and name[end] in _DIGITS and end < start + limit:
             end += 1
@@ -196,16 +196,16 @@ class Key:
         """
         parts = self.parts
         while part < len(parts):
-            each, part = parts[part], part + 1
-            if isinstance(each, Field):
+            text, part = parts[part], part + 1
+            if isinstance(text, Field):
                 after = parts[part] if part < len(parts) else ""
-                for end, number in each.readings(name, start, after):
+                for end, number in text.readings(name, start, after):
                     for stop, numbers in self.readings(name, part, end):
                         yield stop, (number, *numbers)
                 return
-            if not name.startswith(each, start):
+            if not name.startswith(text, start):
                 return
-            start += len(each)
+            start += len(text)
         yield start, ()
 
     def first(self, sizes: Mapping[str, int] | None = None) -> str:

@@ -23,7 +23,7 @@ from ckpttools.mapping.axes import Side
 from ckpttools.mapping.keys import Key, parse_key
 from ckpttools.mapping.row_text import (
     ARROW,
-    NOWHERE,
+    EMPTY_KEYS,
     aligned_texts,
     is_heading,
     op_to_json,
@@ -55,12 +55,12 @@ class Row:
     above: str = ""
 
     def __post_init__(self) -> None:
-        odd = set(self.left.axes) ^ set(self.right.axes)
-        if odd != set(self.above.split()):
+        unmatched_axes = set(self.left.axes) ^ set(self.right.axes)
+        if unmatched_axes != set(self.above.split()):
             raise MappingError(
                 "the two sides of a row name different axes",
                 location=self,
-                got=", ".join(sorted(odd)),
+                got=", ".join(sorted(unmatched_axes)),
                 hint="every axis occurs once on each side, in the key or in the array",
             )
 
@@ -120,7 +120,7 @@ def rows(text: str) -> tuple[Row, ...]:
 
 
 def _row(
-    left: Side, right: Side, options: Mapping[str, Any], below: tuple[Key, Key] = NOWHERE, **flags: str
+    left: Side, right: Side, options: Mapping[str, Any], below: tuple[Key, Key] = EMPTY_KEYS, **flags: str
 ) -> Row:
     """Create a row whose keys are below the keys of a heading."""
     names = {word: single_spaced(names, options.get(word, "")) for word, names in flags.items()}

@@ -57,7 +57,7 @@ class RowConversion:
             ShapeError: Arrays that are stacked differ in shape or dtype.
         """
         try:
-            body = self._stacked(dict(index), self._stacked_axes, arrays)
+            body = self._stack(dict(index), self._stacked_axes, arrays)
         except ShapeError as error:
             differences = self._differences(index, arrays)
             raise error if differences is None else differences from error
@@ -103,11 +103,11 @@ class RowConversion:
         mixed = any(len(g) > 1 and set(g) & set(self._stacked_axes) for g in self.target.groups)
         return tuple((axis,) for axis in self.target.array_axes) if mixed else self.target.groups
 
-    def _stacked(self, index: dict[str, int], axes: AxisGroup, arrays: Mapping[str, LazyArray]) -> LazyArray:
+    def _stack(self, index: dict[str, int], axes: AxisGroup, arrays: Mapping[str, LazyArray]) -> LazyArray:
         if not axes:
             return self._single(index, arrays)
         axis, *rest = axes
-        parts = [self._stacked({**index, axis: i}, tuple(rest), arrays) for i in range(self.sizes[axis])]
+        parts = [self._stack({**index, axis: i}, tuple(rest), arrays) for i in range(self.sizes[axis])]
         outer = self._stacked_axes[: -len(axes)]
         return stack(parts, [g for g in self._groups if g[0] not in outer].index((axis,)))
 
@@ -128,11 +128,11 @@ class RowConversion:
     @cached_property
     def _moves(self) -> _Rearrangement:
         taken = tuple(axis for axis in self.source.array_axes if axis in self.target.key.axes)
-        kept = tuple(g for g in self._groups if not set(g) & set(self._stacked_axes))
+        unmoved = tuple(g for g in self._groups if not set(g) & set(self._stacked_axes))
         numbers = self.source.array_axes
         split = tuple(tuple(self.sizes[axis] for axis in group) for group in self.source.groups)
-        order = tuple(numbers.index(axis) for group in ((taken,), kept) for g in group for axis in g)
-        return _Rearrangement(taken, split, order, (*(1 for _ in taken), *map(len, kept)))
+        order = tuple(numbers.index(axis) for group in ((taken,), unmoved) for g in group for axis in g)
+        return _Rearrangement(taken, split, order, (*(1 for _ in taken), *map(len, unmoved)))
 
 
 def with_parts(rows: Iterable[Row]) -> tuple[Row, ...]:
@@ -170,23 +170,23 @@ def part_of(side: Side, array: LazyArray, sizes: Mapping[str, int]) -> LazyArray
     at, number = side.join.at, side.join.number
     lengths = _lengths(side, sizes)
     outside = array.shape[at] // sum(lengths)
-    apart = _split(array, at, (outside, sum(lengths)))
-    start = [0] * len(apart.shape)
+    split_array = _split_axis(array, at, (outside, sum(lengths)))
+    start = [0] * len(split_array.shape)
     start[at + 1] = sum(lengths[:number])
-    own = window(apart, tuple(start), _with(apart.shape, at + 1, lengths[number]))
-    return _merged(own, at, 2)
+    own = window(split_array, tuple(start), _with(split_array.shape, at + 1, lengths[number]))
+    return _merge_axes(own, at, 2)
 
 
-def joined(parts: Sequence[tuple[Side, LazyArray]], sizes: Mapping[str, int]) -> LazyArray:
+def join_parts(parts: Sequence[tuple[Side, LazyArray]], sizes: Mapping[str, int]) -> LazyArray:
     """Join all parts of an array, which may be given in any order."""
     side = parts[0][0]
     assert side.join is not None
     at = side.join.at
-    apart = []
+    split_parts = []
     for item, array in sorted(parts, key=_number):
         own = _lengths(item, sizes)[_number((item, array))]
-        apart.append(_split(array, at, (array.shape[at] // own, own)))
-    return _merged(concat(apart, at + 1), at, 2)
+        split_parts.append(_split_axis(array, at, (array.shape[at] // own, own)))
+    return _merge_axes(concat(split_parts, at + 1), at, 2)
 
 
 def _number(part: tuple[Side, LazyArray]) -> int:
@@ -198,14 +198,14 @@ def _lengths(side: Side, sizes: Mapping[str, int]) -> list[int]:
     return [prod(sizes[axis] for axis in part) for part in side.parts]
 
 
-def _split(array: LazyArray, at: int, lengths: Shape) -> LazyArray:
+def _split_axis(array: LazyArray, at: int, lengths: Shape) -> LazyArray:
     """Split one axis of an array in place."""
     split = [lengths if axis == at else (length,) for axis, length in enumerate(array.shape)]
     rank = len(array.shape) + len(lengths) - 1
     return relayout(array, split, range(rank), [1] * rank)
 
 
-def _merged(array: LazyArray, at: int, count: int) -> LazyArray:
+def _merge_axes(array: LazyArray, at: int, count: int) -> LazyArray:
     """Merge `count` axes of an array from `at` on."""
     rank = len(array.shape)
     merge = [*[1] * at, count, *[1] * (rank - at - count)]

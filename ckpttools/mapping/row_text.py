@@ -39,7 +39,7 @@ def parse_op(text: str) -> ValueOp:
         case ["factor"]:
             return Factor()
         case ["whole", left, right]:
-            return Whole(_whole_type(left, text), _whole_type(right, text))
+            return Whole(_integer_type(left, text), _integer_type(right, text))
     raise MappingError("not a value op", got=repr(text), expected=_FORMS)
 
 
@@ -113,7 +113,7 @@ def _float_type(name: str, text: str) -> str:
     return _one_of(floats, name, text, "not a floating-point dtype")
 
 
-def _whole_type(name: str, text: str) -> str:
+def _integer_type(name: str, text: str) -> str:
     return _one_of(_WHOLE, name, text, "not an integer dtype")
 
 
@@ -127,9 +127,9 @@ ARROW = "<->"
 _SIDES = f"NAME: AXES {ARROW} NAME: AXES"
 _PREFIXES = f"below NAME {ARROW} NAME"
 _FLAGS = ("when", "unless", "above")
-_WORDS = (*OPS, *_FLAGS, "below")
+_KEYWORDS = (*OPS, *_FLAGS, "below")
 _HEADINGS = ("below", *_FLAGS)
-NOWHERE = Key(()), Key(())
+EMPTY_KEYS = Key(()), Key(())
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,8 +224,8 @@ def read_row(text: str) -> tuple[Side, Side, dict[str, Any]]:
 
 def _columns(text: str) -> tuple[_Excerpt, _Excerpt, _Excerpt, _Excerpt]:
     """Split a row into the first name, its axes, the second name, and the rest."""
-    whole = single_spaced(text)
-    sides = list(_Excerpt(whole, 0, len(whole)).parts(f" {ARROW} "))
+    normalized = single_spaced(text)
+    sides = list(_Excerpt(normalized, 0, len(normalized)).parts(f" {ARROW} "))
     if len(sides) != 2:
         number = "one side" if len(sides) == 1 else f"{len(sides)} sides"
         raise sides[-1].wrong(MappingError("a row has two sides", got=number, expected=_SIDES))
@@ -252,7 +252,7 @@ def _colon(text: str) -> int | None:
 
 
 def _side(name: _Excerpt, axes: _Excerpt) -> Side:
-    with _placed(replace(name, end=axes.end)):
+    with _add_position(replace(name, end=axes.end)):
         return parse_side(name.text, axes.text)
 
 
@@ -294,7 +294,7 @@ def _unknown(word: str, known: Sequence[str]) -> MappingError:
 
 
 def _op(clause: _Excerpt) -> ValueOp:
-    with _placed(clause):
+    with _add_position(clause):
         return parse_op(clause.text)
 
 
@@ -303,14 +303,14 @@ def _prefixes(clause: _Excerpt) -> tuple[Key, Key]:
     prefixes = list(sides)
     if len(prefixes) != 2 or any(" " in prefix.masked for prefix in prefixes):
         raise clause.wrong(MappingError("`below` takes two prefixes", got=clause.text, expected=_PREFIXES))
-    with _placed(clause):
+    with _add_position(clause):
         left, right = (parse_key(prefix.text) for prefix in prefixes)
     return left, right
 
 
 def _names(clause: _Excerpt) -> str:
     _, *names = clause.text.split(" ")
-    words = [name for name in names if name in _WORDS]
+    words = [name for name in names if name in _KEYWORDS]
     if words or not names:
         message = "a comma is missing before a word" if words else "a name is missing after a word"
         raise clause.wrong(MappingError(message, got=words[0] if words else clause.text))
@@ -318,7 +318,7 @@ def _names(clause: _Excerpt) -> str:
 
 
 @contextmanager
-def _placed(piece: _Excerpt) -> Iterator[None]:
+def _add_position(piece: _Excerpt) -> Iterator[None]:
     """Add the position in the row's text to errors raised in the block."""
     try:
         yield

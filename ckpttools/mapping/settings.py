@@ -123,7 +123,7 @@ def _length(formula: str, lengths: Mapping[str, int]) -> int | None:
 FIELDS = ("config", "rope", "layer_types")
 _MUST, _IDLE, _NOTE, _REASON = "must ", "idle ", "note if ", " -- "
 _RELATIONS: Mapping[str, Relation] = {" is not ": "is not", " is ": "is", " not in ": "not in", " in ": "in"}
-_GOING_ON = ("| ", "-- ")
+_CONTINUATION_MARKS = ("| ", "-- ")
 _LONGEST = 100
 _OPENING, _CLOSING = "[{(", "]})"
 
@@ -147,7 +147,7 @@ class Setting:
         return all(condition.holds(facts) for condition in self.conditions)
 
     def __str__(self) -> str:
-        return f"{self.name}: {' | '.join(map(str, self.terms))}{_where(self.conditions)}"
+        return f"{self.name}: {' | '.join(map(str, self.terms))}{_parse_conditions(self.conditions)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ class Limit:
         return self.expected.left.of(facts) is None or self.expected.holds(facts)
 
     def __str__(self) -> str:
-        return f"{_MUST}{self.expected}{_where(self.conditions)}{_REASON}{self.reason}"
+        return f"{_MUST}{self.expected}{_parse_conditions(self.conditions)}{_REASON}{self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,10 +292,12 @@ class SettingRules:
         return any(item.kind == "flag" and item.name == flag for item in terms)
 
     def __str__(self) -> str:
-        return "\n".join(map(_folded, map(str, (*self.settings, *self.limits, *self.idle, *self.notes))))
+        return "\n".join(
+            map(_join_continuations, map(str, (*self.settings, *self.limits, *self.idle, *self.notes)))
+        )
 
 
-def _where(conditions: Sequence[Condition]) -> str:
+def _parse_conditions(conditions: Sequence[Condition]) -> str:
     return f", if {' and '.join(map(str, conditions))}" if conditions else ""
 
 
@@ -316,7 +318,7 @@ def _read(text: str) -> _RuleLines:
     limits: list[Limit] = []
     idle: list[Idle] = []
     notes: list[SettingNote] = []
-    for line in _whole_lines(text):
+    for line in _joined_lines(text):
         if line.startswith(_MUST):
             limits.append(_limit(line))
         elif line.startswith(_IDLE):
@@ -328,17 +330,17 @@ def _read(text: str) -> _RuleLines:
     return _RuleLines(tuple(settings), tuple(limits), tuple(idle), tuple(notes))
 
 
-def _whole_lines(text: str) -> list[str]:
-    whole: list[str] = []
+def _joined_lines(text: str) -> list[str]:
+    lines: list[str] = []
     for line in filter(None, (line.partition("#")[0].strip() for line in text.splitlines())):
-        if whole and line.startswith(_GOING_ON):
-            whole[-1] += f" {line}"
+        if lines and line.startswith(_CONTINUATION_MARKS):
+            lines[-1] += f" {line}"
         else:
-            whole.append(line)
-    return whole
+            lines.append(line)
+    return lines
 
 
-def _folded(line: str) -> str:
+def _join_continuations(line: str) -> str:
     """Join a line with its continuation lines."""
     if len(line) <= _LONGEST:
         return line
@@ -426,14 +428,14 @@ def _split(text: str, separator: str) -> list[str]:
     if separator not in text:
         return [text]
     parts, start = [], 0
-    for at in _outside(text):
+    for at in _unquoted_positions(text):
         if at >= start and text.startswith(separator, at):
             parts.append(text[start:at])
             start = at + len(separator)
     return [*parts, text[start:]]
 
 
-def _outside(text: str) -> Iterator[int]:
+def _unquoted_positions(text: str) -> Iterator[int]:
     depth, quoted = 0, False
     for at, letter in enumerate(text):
         quoted ^= letter == '"'

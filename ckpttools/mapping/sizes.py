@@ -16,7 +16,7 @@ from ckpttools.mapping.axes import Side
 from ckpttools.mapping.keys import AxisGroup, Field
 
 # The largest plausible number in a name; no model has more layers or experts.
-_MOST_UNSEEN = 10_000
+_MAX_MISSING_COORDINATES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +218,7 @@ def sizes_from_keys(sizes: Mapping[str, Size], keys: Iterable[str], sides: Itera
 
 def most_specific(names: int) -> int:
     """Return the limit above which a number in one of the names is implausible."""
-    return max(_MOST_UNSEEN, names)
+    return max(_MAX_MISSING_COORDINATES, names)
 
 
 def _determines_sizes(field: Field, lengths: Mapping[str, int]) -> bool:
@@ -237,13 +237,13 @@ def require(
     """
     missing = sorted({axis for axis in axes if axis not in sizes})
     if missing:
-        shown = next(
+        observation = next(
             (item for item in observations if any(missing[0] in group for group in item.groups)), None
         )
         raise ShapeError(
             f"the size of {', '.join(missing)} cannot be inferred",
             location=location,
-            got=_unknown_reason(shown, missing[0], sizes) if shown else None,
+            got=_unknown_reason(observation, missing[0], sizes) if observation else None,
             expected="a field of the configuration or an array that shows it",
         )
     return lengths_of(sizes)

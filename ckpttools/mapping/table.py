@@ -9,7 +9,7 @@ from math import prod
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import pad_array, window
-from ckpttools.array.patterns import matching
+from ckpttools.array.patterns import match_names
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ShapeError, UsageError
 from ckpttools.core.message_terms import action
@@ -86,10 +86,10 @@ class Table:
             UsageError: No array matches a pattern of `drop`.
         """
         for pattern in drop:
-            if not matching(arrays, (pattern,)):
-                raise _unmatched(pattern, arrays, self.location)
-        settled = self._bind_rows(arrays, (*self.dropped, *self._left_out(), *drop))
-        return self._padded(self._convert(settled, exact=exact))
+            if not match_names(arrays, (pattern,)):
+                raise _unmatched_pattern_error(pattern, arrays, self.location)
+        settled = self._bind_rows(arrays, (*self.dropped, *self._unmatched_patterns(), *drop))
+        return self._pad(self._convert(settled, exact=exact))
 
     def to_left_partly(
         self,
@@ -113,7 +113,7 @@ class Table:
         """
         observations = observed(known_left or {}, [row.left for row in self.rows], self.sizes)
         table = replace(self, sizes=unify(self.sizes, observations))
-        return build_partly(table._bind_rows(arrays, (*self.dropped, *self._left_out())), exact)
+        return build_partly(table._bind_rows(arrays, (*self.dropped, *self._unmatched_patterns())), exact)
 
     def to_right(self, arrays: Mapping[str, LazyArray], cut: Collection[str] = ()) -> Mapped:
         """Return right arrays as expressions of the left arrays; raises the errors of `to_left`.
@@ -122,12 +122,12 @@ class Table:
             arrays: Left key -> array.
             cut: Axes on which left arrays may be longer than in the model; the surplus is left out.
         """
-        kept, lengths, extra = self._crop(arrays, cut)
-        settled = self._bind_rows(kept, (), inverse=True)
+        cropped, lengths, extra = self._crop(arrays, cut)
+        settled = self._bind_rows(cropped, (), inverse=True)
         mapped = self._convert(settled, leave_out=f"{action('select', 'SRC', 'DST', drop=['PATTERN'])} first")
         return replace(mapped, cut=lengths, extra=extra)
 
-    def known_of(
+    def infer_known(
         self, arrays: Mapping[str, LazyArray], *, left: bool = False, cut: Collection[str] = ()
     ) -> tuple[Mapping[str, int], Mapping[str, bool]]:
         """Return the known axis lengths and flags of the model that has these arrays.
@@ -138,7 +138,9 @@ class Table:
             cut: Axes on which arrays may be longer, as for `to_right`.
         """
         arrays = self._crop(arrays, cut)[0] if left else arrays
-        settled = self._bind_rows(arrays, () if left else (*self.dropped, *self._left_out()), inverse=left)
+        settled = self._bind_rows(
+            arrays, () if left else (*self.dropped, *self._unmatched_patterns()), inverse=left
+        )
         flags = {name: flag.value for name, flag in settled.flags.items() if flag.open_key is None}
         return lengths_of(settled.sizes), flags
 
@@ -150,12 +152,12 @@ class Table:
         The arguments are as for `known_of`, the errors as for `to_left`.
         """
         arrays = self._crop(arrays, cut)[0] if left else arrays
-        drop = () if left else (*self.dropped, *self._left_out())
+        drop = () if left else (*self.dropped, *self._unmatched_patterns())
         self._require_covered(self._bind_rows(arrays, drop, inverse=left))
 
-    def left_out_of(self, arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
+    def unmatched_right(self, arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
         """Return the right arrays without a counterpart on the left side."""
-        return {key: arrays[key] for key in matching(arrays, self._left_out())}
+        return {key: arrays[key] for key in match_names(arrays, self._unmatched_patterns())}
 
     def _convert(self, settled: BoundTable, *, exact: bool = False, leave_out: str = "") -> Mapped:
         self._require_covered(settled, leave_out)
@@ -167,25 +169,25 @@ class Table:
         sides = [direction.source for direction in settled.directions]
         axes = {axis for side in sides for axis in (*side.axes, *side.key.needs)}
         require(sizes, axes, observed(settled.arrays, sides, sizes), self.location)
-        kept = settled.arrays
+        arrays = settled.arrays
         expected = [_expected(direction, flags) for direction in settled.directions if not direction.fills]
         unwanted = [_expected(item, flags) for item in settled.absent]
         dropped, remedies = settled.dropped, self.remedies
-        check_coverage(kept, expected, unwanted, sizes, self.location, dropped, remedies, leave_out)
+        check_coverage(arrays, expected, unwanted, sizes, self.location, dropped, remedies, leave_out)
 
     def _bind_rows(
         self, arrays: Mapping[str, LazyArray], drop: tuple[str, ...], *, inverse: bool = False
     ) -> BoundTable:
         all_directions = [Direction(row, inverse) for row in self.rows]
-        dropped = dict.fromkeys(matching(arrays, drop))
+        dropped = dict.fromkeys(match_names(arrays, drop))
         kept = {key: array for key, array in arrays.items() if key not in dropped}
         sides = [(direction.row, direction.source) for direction in all_directions]
         undecided = {name for row in self.rows for name in row.flags} - self.flags.keys()
         lengths = lengths_of(self.sizes)
         flags = {**self.flags, **inferred_flags(sorted(undecided), sides, kept, lengths)}
         if not inverse:
-            shown = sorted(name for name, flag in self.flags.items() if flag.by_arrays)
-            flags |= observed_flags(shown, sides, kept, lengths)
+            flag_names = sorted(name for name, flag in self.flags.items() if flag.by_arrays)
+            flags |= observed_flags(flag_names, sides, kept, lengths)
         present = frozenset(name for name, flag in flags.items() if flag.value)
         directions = [direction for direction in all_directions if direction.row.applies(present)]
         absent = [direction for direction in all_directions if not direction.row.applies(present)]
@@ -195,7 +197,7 @@ class Table:
         directions = [direction for direction in directions if not _is_empty(direction.source, sizes)]
         return BoundTable(kept, (*dropped,), flags, directions, absent, sizes)
 
-    def _left_out(self) -> tuple[str, ...]:
+    def _unmatched_patterns(self) -> tuple[str, ...]:
         """Return the patterns of keys without a counterpart on the left side."""
         sizes = derive(self.sizes, self.derived, self.location)
         lengths = lengths_of(sizes)
@@ -203,7 +205,7 @@ class Table:
         require_countable(sides, sizes, self.location)
         return tuple(text for side in sides for text in side.keys(lengths))
 
-    def _padded(self, mapped: Mapped) -> Mapped:
+    def _pad(self, mapped: Mapped) -> Mapped:
         """Pad left arrays with zeros on the axes that must be longer."""
         if not self.padded:
             return mapped
@@ -251,10 +253,10 @@ class Table:
         return unify(sizes_from_keys(sizes, arrays, sides), observed(arrays, sides, sizes))
 
 
-def _unmatched(pattern: str, keys: Iterable[str], location: str) -> UsageError:
+def _unmatched_pattern_error(pattern: str, keys: Iterable[str], location: str) -> UsageError:
     below = f"{pattern}.*"
     hint = f"{action('inspect.names', location or 'SRC')} shows all names"
-    if matching(keys, (below,)):
+    if match_names(keys, (below,)):
         hint = f"did you mean '{below}'?"
     return UsageError("no array name matches the pattern", location=location, got=pattern, hint=hint)
 
@@ -274,13 +276,13 @@ def _is_empty(side: Side, sizes: Mapping[str, Size]) -> bool:
 def _expected(direction: Direction, flags: Mapping[str, Flag]) -> ExpectedArray:
     """Explain why the row is or is not part of the model, and list the alternatives."""
     deciding = [flags[name] for name in sorted(direction.row.flags) if flags[name].source]
-    why = dict.fromkeys(flag.source for flag in deciding)
+    sources = dict.fromkeys(flag.source for flag in deciding)
     remedies = dict.fromkeys(flag.remedy for flag in deciding if flag.remedy)
-    return ExpectedArray(direction.source, "; ".join(why), "; ".join(remedies))
+    return ExpectedArray(direction.source, "; ".join(sources), "; ".join(remedies))
 
 
 # The largest models have 100,000 arrays.
-_MOST_NAMES = 10_000_000
+_MAX_NAMES = 10_000_000
 
 
 def right_shapes(table: Table) -> dict[str, Shape]:
@@ -292,16 +294,16 @@ def right_shapes(table: Table) -> dict[str, Shape]:
     rows = [*filter(table.has, table.rows)]
     known = {**table.sizes, **label_counts(side for row in rows for side in (row.left, row.right))}
     rows = [row for row in rows if not isinstance(row.op, Fill)]
-    there = [row.right for row in rows if all(known[a].length for a in row.right.axes if a in known)]
+    known_sides = [row.right for row in rows if all(known[a].length for a in row.right.axes if a in known)]
     sizes = require(
-        known, {axis for side in there for axis in (*side.axes, *side.key.needs)}, (), table.location
+        known, {axis for side in known_sides for axis in (*side.axes, *side.key.needs)}, (), table.location
     )
-    names = sum(prod(sizes[axis] for axis in side.key.axes) for side in there)
-    if names > _MOST_NAMES:
+    names = sum(prod(sizes[axis] for axis in side.key.axes) for side in known_sides)
+    if names > _MAX_NAMES:
         raise ShapeError(
             "these sizes give an implausibly large number of arrays",
             location=table.location,
             got=f"{names:,} arrays",
-            expected=f"at most {_MOST_NAMES:,}",
+            expected=f"at most {_MAX_NAMES:,}",
         )
-    return {key: side.shape(sizes) for side in there for key in side.keys(sizes)}
+    return {key: side.shape(sizes) for side in known_sides for key in side.keys(sizes)}

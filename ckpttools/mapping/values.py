@@ -416,12 +416,12 @@ class BoundRecode:
         with np.errstate(invalid="ignore"):
             converted = block.astype(DTYPES[self.to].numpy)
             # Out-of-range values wrap around or give arbitrary results.
-            odd = converted.astype(block.dtype) != block
-        if odd.any():
+            mismatches = converted.astype(block.dtype) != block
+        if mismatches.any():
             raise MappingError(
                 "a value is not an integer, or too large",
                 location=self.name or None,
-                got=block[odd][0],
+                got=block[mismatches][0],
                 expected=f"values of {self.to}",
                 hint=f"check that the checkpoint is complete: {action('doctor', 'SRC')}",
             )

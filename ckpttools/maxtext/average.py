@@ -90,9 +90,9 @@ class Average:
             else leaf
             for path, leaf in last.items()
         }
-        built = Tree(leaves, _config_source(plain).metadata)
-        notes = self._notes(built, averaged, plain, weights) + _quantized_notes(counted[:-1])
-        return built.with_metadata(notes=last.metadata.notes + notes + differing)
+        result = Tree(leaves, _config_source(plain).metadata)
+        notes = self._notes(result, averaged, plain, weights) + _quantized_notes(counted[:-1])
+        return result.with_metadata(notes=last.metadata.notes + notes + differing)
 
     def _with_plain_parameters(self, tree: Tree) -> _PlainParameters:
         if self.parameters is not None:
@@ -101,23 +101,23 @@ class Average:
         if any(known.of(path) == "optimizer" or known.unclear_of(path) for path in tree.arrays):
             tree = _without_training_state(tree)
         # Compute in float32, so that the result is rounded only once.
-        built = quantized_view(tree).plain(DTYPES["float32"])
-        if built.weights:
+        result = quantized_view(tree).plain(DTYPES["float32"])
+        if result.weights:
             refuse_few_bits(
                 self.dtype,
                 tree.metadata.location,
                 f"{action('quantize', 'MEAN', 'DST')} quantizes the mean",
             )
-        tree = tree.pipe(lambda given: with_notes(built, given))
+        tree = tree.pipe(lambda given: with_notes(result, given))
         view = quantized_view(tree)
-        if odd := [*view.weights, *view.unclear]:
+        if ambiguous := [*view.weights, *view.unclear]:
             raise MappingError(
                 f"values with few bits may have scales, without which their mean is "
-                f"meaningless{listing(odd)}",
+                f"meaningless{listing(ambiguous)}",
                 location=tree.metadata.location or None,
                 hint=f"cast the checkpoint first; {option('force', True)} there takes the values literally",
             )
-        return _PlainParameters(tree, frozenset(map(dotted, built.weights)), built.of_scales)
+        return _PlainParameters(tree, frozenset(map(dotted, result.weights)), result.of_scales)
 
     def _mean(self, parts: Sequence[LazyArray], dtypes: Sequence[DType], weights: WeightedMean) -> LazyArray:
         pairs = zip(parts, weights.weights, strict=True)
@@ -129,8 +129,8 @@ class Average:
             return first
         is_narrow = max(to.bits, *(part.dtype.bits for part, _ in counted)) <= 16
         sums = DTYPES["float32" if is_narrow and not weights.is_far_from_one else "float64"]
-        built = mean([part for part, _ in counted], [item for _, item in counted], weights.total, sums)
-        return built if to == sums else elementwise(built, Convert(to))
+        result = mean([part for part, _ in counted], [item for _, item in counted], weights.total, sums)
+        return result if to == sums else elementwise(result, Convert(to))
 
     def _notes(self, built: Tree, averaged: set[Path], trees: Sequence[Tree], weights: WeightedMean) -> Notes:
         """Return notes about rounding and about the weight of each checkpoint."""
@@ -138,14 +138,14 @@ class Average:
         rounded = [path for path in averaged if id(built.arrays[path]) not in stored]
         dtypes = ", ".join(sorted({built.arrays[path].dtype.name for path in rounded}))
         kind = "mean" if self.weights.normalize else "sum"
-        what = Note.of_arrays(len(rounded), f"{kind} of {len(trees)}, rounded once to {dtypes}")
+        note = Note.of_arrays(len(rounded), f"{kind} of {len(trees)}, rounded once to {dtypes}")
         pairs = zip(trees, weights.weights, strict=True)
         shares = [f"{_location_text(tree)}: {weight / weights.total:.4g}" for tree, weight in pairs]
         more = f", and {len(shares) - _MAX_LISTED} more" if len(shares) > _MAX_LISTED else ""
         locations = Counter(tree.metadata.location for tree in trees if tree.metadata.location)
         twice = [f"{location} counts {n} times" for location, n in locations.items() if n > 1]
         return Notes(
-            (what,) if rounded else (),
+            (note,) if rounded else (),
             remarks=(
                 f"weights: {', '.join(shares[:_MAX_LISTED])}{more}",
                 *twice,
@@ -182,12 +182,12 @@ class _PlainParameters:
 def _adapter_remarks(averaged: Collection[Path]) -> Iterator[str]:
     """Yield a remark if adapters are averaged, because products of their factors are added to weights."""
     if any(FACTOR in dotted(path).lower() for path in averaged):
-        each = action("merge_adapter")
+        merge_action = action("merge_adapter")
         yield (
             "factors of adapters are averaged separately, and alpha is that of the last adapter, so the "
             "result "
             f"is not the mean of what the adapters add; for that, merge each adapter into its base "
-            f"({each}), and "
+            f"({merge_action}), and "
             "average the models"
         )
 
@@ -233,18 +233,18 @@ def _widest(dtypes: Sequence[DType]) -> DType:
 def _check_layouts(named: Sequence[Mapping[str, LazyArray]], trees: Sequence[Tree]) -> None:
     """Raise CoverageError if names or shapes differ from those of the last tree."""
     *others, expected = named
-    for there, tree in zip(others, trees, strict=False):
-        odd = [f"{name}: missing" for name in expected if name not in there]
-        odd += [f"{name}: extra" for name in there if name not in expected]
-        odd += [
+    for arrays, tree in zip(others, trees, strict=False):
+        mismatches = [f"{name}: missing" for name in expected if name not in arrays]
+        mismatches += [f"{name}: extra" for name in arrays if name not in expected]
+        mismatches += [
             f"{name}: {list(array.shape)}, expected {list(expected[name].shape)}"
-            for name, array in there.items()
+            for name, array in arrays.items()
             if name in expected and array.shape != expected[name].shape
         ]
-        if odd:
+        if mismatches:
             raise CoverageError(
                 "only checkpoints with the same layout can be averaged; this one differs from the last:"
-                + listing(odd),
+                + listing(mismatches),
                 location=_location_text(tree),
                 expected=f"the names and shapes of {_location_text(trees[-1])}",
                 hint=f"convert it first: {action('stack')} and {action('unstack')} for layers, "
@@ -274,17 +274,17 @@ def _check_configs(trees: Sequence[Tree], *, force: bool) -> Notes:
         ConfigError: The configurations describe different computations, and `force` is not set.
     """
     *others, last = trees
-    written, remarks = config_of(last), []
+    last_config, remarks = config_of(last), []
     for tree in others:
         config = config_of(tree)
-        if (config is None) != (written is None):
-            lacking, other = (tree, last) if config is None else (last, tree)
+        if (config is None) != (last_config is None):
+            unconfigured, other = (tree, last) if config is None else (last, tree)
             remarks.append(
-                f"{_location_text(lacking)} has no {CONFIG}, so its configuration was not compared "
+                f"{_location_text(unconfigured)} has no {CONFIG}, so its configuration was not compared "
                 "with that of "
                 f"{_location_text(other)}"
             )
-        differences = [] if config is None or written is None else config_differences(config, written)
+        differences = [] if config is None or last_config is None else config_differences(config, last_config)
         if differences and not force:
             raise _differing_configs_error(tree, last, differences)
         if differences:
@@ -298,14 +298,17 @@ def _check_configs(trees: Sequence[Tree], *, force: bool) -> Notes:
 def _differing_configs_error(tree: Tree, last: Tree, differences: Sequence[ConfigDifference]) -> ConfigError:
     force = f"{option('force', True)} averages them anyway, and the result has the configuration of the last"
     if any(difference.is_known for difference in differences):
-        what = "these models compute different functions, so a mean of their weights belongs to neither:"
+        message = "these models compute different functions, so a mean of their weights belongs to neither:"
         hint = f"average checkpoints of one model; {force}"
     else:
-        what = f"{CONFIG} differs in unknown fields, which may change what the models compute:"
+        message = f"{CONFIG} differs in unknown fields, which may change what the models compute:"
         hint = f"if these fields do not affect the computation, {force}"
     expected = f"the same configuration as {_location_text(last)}"
     return ConfigError(
-        what + listing([*map(str, differences)]), location=_location_text(tree), expected=expected, hint=hint
+        message + listing([*map(str, differences)]),
+        location=_location_text(tree),
+        expected=expected,
+        hint=hint,
     )
 
 
@@ -403,14 +406,14 @@ def _average_paths(tree: Tree, head: Path) -> Mapping[Path, Path]:
     for cut in range(max(map(len, floats), default=0)):
         tails = {path[cut:]: path for path in floats}
         if len(tails) == len(floats) and tails.keys() == below.keys():
-            odd = _shape_differences(tree.arrays, {path: below[tail] for tail, path in tails.items()})
-            if odd:
+            unmatched = _shape_differences(tree.arrays, {path: below[tail] for tail, path in tails.items()})
+            if unmatched:
                 break
             return {path: below[tail] for tail, path in tails.items()}
     else:
-        odd = [keystr(path) for path in _unmatched_parameters(floats, below)]
+        unmatched = [keystr(path) for path in _unmatched_parameters(floats, below)]
     raise CoverageError(
-        f"the arrays below {keystr(head)} are not the parameters{listing(odd)}",
+        f"the arrays below {keystr(head)} are not the parameters{listing(unmatched)}",
         location=tree.metadata.location or None,
         got=f"{len(below)} arrays",
         expected=f"the names and shapes of {len(floats)} parameters",

@@ -91,15 +91,15 @@ class UnboundModel:
     def bind(self) -> BoundModel:
         """Return the family and its rows, from the configuration or options, else from the arrays alone."""
         if self.files.config is None and self.options.model.family is None:
-            return self._only_matching()
+            return self._single_matching_family()
         return self._bind_family(family_for(self.files.config, self.options.model, self.location))
 
     def _bind_family(self, family: Family) -> BoundModel:
         family = family_as_stored(family, self.arrays)
-        spelling = _spelling(family, self.options.spelling, self.files)
+        spelling = _choose_spelling(family, self.options.spelling, self.files)
         model = self.options.model
         # A materialized head is created under its Hugging Face name after all arrays are mapped.
-        way = "keep" if model.tied == "materialize" else model.tied
+        tied_mode = "keep" if model.tied == "materialize" else model.tied
         config = self.files.config
         if config is not None and self.options.spelling == TEXT:
             config = text_config(config, spelling) or config
@@ -110,7 +110,7 @@ class UnboundModel:
             spelling=spelling,
             overrides={
                 **rope_flags(family, model),
-                **tying.tied_flags(way, tying.left_head(family), self.arrays),
+                **tying.tied_flags(tied_mode, tying.left_head(family), self.arrays),
             },
             without=self._absent_towers(family),
         )
@@ -154,31 +154,31 @@ class UnboundModel:
         """Return the location of the configuration in the checkpoint."""
         return str(parse(self.location) / SIDECARS / CONFIG)
 
-    def _only_matching(self) -> BoundModel:
+    def _single_matching_family(self) -> BoundModel:
         """Return the only family whose rows match exactly these arrays.
 
         Raises:
             ConfigError: No family matches, or several match.
         """
-        fitting: dict[str, BoundModel | None] = {}
+        matching: dict[str, BoundModel | None] = {}
         for family in families().values():
             try:
                 bound = self._bind_family(family)
                 unwanted = unwanted_towers(family, self.arrays, self.options)
                 bound.table.to_right({key: self.arrays[key] for key in self.arrays if key not in unwanted})
-                fitting[family.name] = bound
+                matching[family.name] = bound
             except ConfigError:
-                fitting[family.name] = None  # The arrays match but leave a choice open.
+                matching[family.name] = None  # The arrays match but leave a choice open.
             except CheckpointError:
                 continue
-        whole = [name for name in fitting if self._has_all_towers(families()[name])]
-        likely = {name: bound for name, bound in fitting.items() if name in whole or not whole}
+        complete = [name for name in matching if self._has_all_towers(families()[name])]
+        likely = {name: bound for name, bound in matching.items() if name in complete or not complete}
         only = next(iter(likely.values())) if len(likely) == 1 else None
         if only is not None:
             return only
-        names = ", ".join(fitting)
+        names = ", ".join(matching)
         hint = f"name the directory of the model it came from: {option('like', 'HF_DIR')}"
-        if fitting and None not in fitting.values():
+        if matching and None not in matching.values():
             hint += f"; {option('family', 'NAME')} is enough for the arrays, but then no {CONFIG} is written"
         raise ConfigError(
             "nothing says which model this is",
@@ -189,7 +189,7 @@ class UnboundModel:
         )
 
 
-def _spelling(family: Family, name: str | None, files: ModelFiles) -> Spelling:
+def _choose_spelling(family: Family, name: str | None, files: ModelFiles) -> Spelling:
     """Return the spelling of names: as requested, as in the original model, or as usual for its type.
 
     Raises:
@@ -221,8 +221,8 @@ def _with_known_axis(options: ToHuggingFace, arrays: Mapping[str, LazyArray], tr
     if options.scan_axis is not None:
         return options
     leaves: dict[TreePath, LazyArray] = {tuple(key.split(".")): array for key, array in arrays.items()}
-    noted = LayerNotes(scan_axis=view_of(tree).notes.scan_axis)
-    alone = with_layer_notes(Tree(leaves, Metadata(location=tree.metadata.location)), noted)
+    recorded = LayerNotes(scan_axis=view_of(tree).notes.scan_axis)
+    alone = with_layer_notes(Tree(leaves, Metadata(location=tree.metadata.location)), recorded)
     return replace(options, scan_axis=known_scan_axis(view_of(alone)))
 
 
@@ -293,7 +293,7 @@ def _paths_below(tree: Tree, prefix: str | None) -> dict[TreePath, TreePath]:
 def parameters_outside_model(tree: Tree, prefix: str | None) -> list[str]:
     """List learned arrays outside the model: collections, other models, and adapters."""
     view, below = view_of(tree), _paths_below(tree, prefix)
-    taken = {home for inner, home in view.homes.items() if inner in below}
+    taken = {tree_path for inner, tree_path in view.homes.items() if inner in below}
     return [keystr(path) for path in view.of_role("parameter") if path in view.arrays and path not in taken]
 
 

@@ -30,7 +30,7 @@ from ckpttools.model_families.hf_defaults import (
     compared_fields,
     compared_names,
     default_theta,
-    without_alias,
+    resolve_alias,
 )
 from ckpttools.model_families.registry import families, family_named, family_of, names_a_file
 from ckpttools.quantized.config import FIELD, declared_quantization
@@ -168,7 +168,8 @@ def config_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Confi
     pairs = ((name, one.get(name, _MISSING), other.get(name, _MISSING)) for name in names)
     different = ((name, x, y) for name, x, y in pairs if x != y)
     return [
-        ConfigDifference(name, _shown(name, x), _shown(name, y), _is_known(name)) for name, x, y in different
+        ConfigDifference(name, _format_value(name, x), _format_value(name, y), _is_known(name))
+        for name, x, y in different
     ]
 
 
@@ -203,7 +204,7 @@ def _adapter_config(tree: Tree) -> dict[str, Any] | None:
     }
 
 
-def _shown(name: str, value: object) -> object:
+def _format_value(name: str, value: object) -> object:
     """Return a value as shown in messages; the default rotary embedding type is compared as absent."""
     return _DEFAULT_TYPE if value == _MISSING and name.endswith(f".{_TYPE}") else value
 
@@ -225,21 +226,21 @@ def _read_fields() -> frozenset[str]:
 
 def _with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     """Fill in transformers' defaults for absent fields of a configuration."""
-    built = _merged(compared_fields(config), config)
+    result = _merge(compared_fields(config), config)
     location = next((name for name in TEXT_PARTS if isinstance(nested_value(config, name), Mapping)), "")
-    text = nested_value(built, location) if location else built
+    text = nested_value(result, location) if location else result
     theta = default_theta(config)
     if theta is not None and text.get(_THETA) is None:
         text[_THETA] = theta
-    return built
+    return result
 
 
-def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     merged = {**below, **above}
     for name, value in merged.items():
         if isinstance(value, Mapping):
             under = below.get(name)
-            merged[name] = _merged(under if isinstance(under, Mapping) else {}, value)
+            merged[name] = _merge(under if isinstance(under, Mapping) else {}, value)
     return merged
 
 
@@ -268,7 +269,7 @@ def _fields(config: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]
                 else _flat(value, f"{prefix}{name}.")
             )
         else:
-            yield f"{prefix}{name}", without_alias(name, value)
+            yield f"{prefix}{name}", resolve_alias(name, value)
 
 
 def _flat(value: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
@@ -282,7 +283,9 @@ def _flat(value: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 def _with_one_rope(config: Mapping[str, Any]) -> dict[str, Any]:
     """Convert the rotary embedding of a configuration to the form of transformers 5."""
     built = {name: value for name, value in config.items() if name not in (*_ROPES, _THETA)}
-    scaling, stated = (dict(each) if isinstance(each := config.get(name), Mapping) else {} for name in _ROPES)
+    scaling, stated = (
+        dict(section) if isinstance(section := config.get(name), Mapping) else {} for name in _ROPES
+    )
     kind, base = str(config.get("model_type")), config.get(_THETA)
     has_local = kind.startswith("gemma3") or kind == "olmo3"
     if has_local and _LOCAL not in stated and FULL_ATTENTION not in stated:
@@ -295,7 +298,7 @@ def _with_one_rope(config: Mapping[str, Any]) -> dict[str, Any]:
     local = result.pop(_LOCAL, None)
     if isinstance(result.get(FULL_ATTENTION), Mapping):
         result = {**result.pop(FULL_ATTENTION), **result}
-    if base is not None and not any(isinstance(each, Mapping) for each in result.values()):
+    if base is not None and not any(isinstance(section, Mapping) for section in result.values()):
         result.setdefault(_THETA, base)
     if kind.startswith("gemma3"):
         local_base = built.pop(_LOCAL_THETA, None) or _DEFAULT_LOCAL_THETA
@@ -379,10 +382,10 @@ def require_own_rows(
         return
     try:
         own = family_of(config, location)
-        expected = _described_arrays(convert(own))
+        expected = _describe_arrays(convert(own))
     except CheckpointError:
         return
-    if _described_arrays(convert(family)) != expected:
+    if _describe_arrays(convert(family)) != expected:
         file = option("family", "FILE.toml")
         raise ConfigError(
             "the rows of this family would give the arrays other values than the model's own family",
@@ -394,7 +397,9 @@ def require_own_rows(
         )
 
 
-def require_same_values(mine: Table, carried: Table, arrays: Mapping[str, LazyArray], location: str) -> None:
+def require_same_values(
+    own_table: Table, carried: Table, arrays: Mapping[str, LazyArray], location: str
+) -> None:
     """Raise an error if a configuration gives other values than the one in the checkpoint.
 
     Args:
@@ -406,7 +411,7 @@ def require_same_values(mine: Table, carried: Table, arrays: Mapping[str, LazyAr
     Raises:
         ConfigError: The configurations differ in a flag, or in a size that affects values.
     """
-    for name, flag in mine.flags.items():
+    for name, flag in own_table.flags.items():
         other = carried.flags.get(name)
         if other is not None and other.value != flag.value:
             raise _contradiction_error(
@@ -415,25 +420,25 @@ def require_same_values(mine: Table, carried: Table, arrays: Mapping[str, LazyAr
     # Vocabulary rows may be cut off, depending on their content.
     differing = [
         axis
-        for axis, size in mine.sizes.items()
+        for axis, size in own_table.sizes.items()
         if axis != VOCAB and axis in carried.sizes and carried.sizes[axis].length != size.length
     ]
-    if differing and not _has_same_arrays(mine, carried, arrays):
-        got, expected = (_sizes_text(table.sizes, differing) for table in (mine, carried))
+    if differing and not _has_same_arrays(own_table, carried, arrays):
+        got, expected = (_sizes_text(table.sizes, differing) for table in (own_table, carried))
         raise _contradiction_error(location, got, expected, _flag_hint(""))
 
 
-def _has_same_arrays(mine: Table, carried: Table, arrays: Mapping[str, LazyArray]) -> bool:
+def _has_same_arrays(table: Table, carried: Table, arrays: Mapping[str, LazyArray]) -> bool:
     """Return whether both tables give the same arrays, or the checkpoint's configuration does not match."""
-    sizes = {**carried.sizes, **{axis: size for axis, size in mine.sizes.items() if axis == VOCAB}}
+    sizes = {**carried.sizes, **{axis: size for axis, size in table.sizes.items() if axis == VOCAB}}
     try:
         other = replace(carried, sizes=sizes).to_right(arrays, (VOCAB,))
     except CheckpointError:
         return True
-    return _described_arrays(mine.to_right(arrays, (VOCAB,)).arrays) == _described_arrays(other.arrays)
+    return _describe_arrays(table.to_right(arrays, (VOCAB,)).arrays) == _describe_arrays(other.arrays)
 
 
-def _described_arrays(arrays: Mapping[str, LazyArray]) -> list[object]:
+def _describe_arrays(arrays: Mapping[str, LazyArray]) -> list[object]:
     describer = Describer()
     return [(key, list(describer.lines(array))) for key, array in sorted(arrays.items())]
 
@@ -443,8 +448,8 @@ def _flag_hint(flag: str) -> str:
     leave = f"leave {option('like')} out, or"
     if flag not in _FLAG_CHOICES:
         return f"{leave} use the model that this checkpoint came from"
-    what, name, first, others = _FLAG_CHOICES[flag]
-    return f"{leave} set {what} with {option(name, first)}{others}"
+    choice, name, first, others = _FLAG_CHOICES[flag]
+    return f"{leave} set {choice} with {option(name, first)}{others}"
 
 
 def _contradiction_error(location: str, got: str, expected: str, hint: str) -> ConfigError:

@@ -17,7 +17,7 @@ from ckpttools.maxtext.native_fp8 import (
     Quantized,
 )
 from ckpttools.maxtext.versions import NEWEST, SCAN_AXES, SCAN_AXIS, version_called
-from ckpttools.maxtext.vocabulary import WAYS
+from ckpttools.maxtext.vocabulary import PADDING_MODES
 from ckpttools.quantized.config import Like
 from ckpttools.stores.registry import LocationLike
 
@@ -132,7 +132,7 @@ class ToHuggingFace:
 
     def __post_init__(self) -> None:
         check_choice("handling of quantized weights", self.quantized, QUANTIZED)
-        check_choice("handling of padding rows", self.padding_rows, WAYS)
+        check_choice("handling of padding rows", self.padding_rows, PADDING_MODES)
         if self.carry and self.spelling == TEXT:
             raise UsageError(
                 f"a separate text model cannot contain the arrays that {option('carry', True)} copies from "

@@ -72,7 +72,7 @@ def plan_stacks(
         )
     built: list[LayerStack] = []
     for name, numbers in result.items():
-        _require_all_numbers(name, numbers)
+        _require_consecutive(name, numbers)
         layers = _contents(decoder, name, len(numbers))
         expected = cycle if name == LAYERS else None
         if name == LAYERS and names == "blocks-layers":
@@ -83,11 +83,11 @@ def plan_stacks(
         if length == 1:
             built.append(LayerStack((name,), name, (len(layers),), tuple(range(len(layers)))))
         else:
-            built += _cycle_stacks(name, len(layers), Cycle(length, names or _inferred_names(layers)))
+            built += _cycle_stacks(name, len(layers), Cycle(length, names or _infer_names(layers)))
     return tuple(built)
 
 
-def _require_all_numbers(name: str, numbers: Sequence[int]) -> None:
+def _require_consecutive(name: str, numbers: Sequence[int]) -> None:
     missing = set(range(numbers[-1] + 1)) - set(numbers)
     if missing:
         raise FormatError(
@@ -166,11 +166,11 @@ def _differences(first: Contents, other: Contents) -> list[str]:
     ]
 
 
-def _content_text(each: tuple[Shape, DType] | None) -> str:
-    return "none" if each is None else f"{each[1].name}{list(each[0])}"
+def _content_text(content: tuple[Shape, DType] | None) -> str:
+    return "none" if content is None else f"{content[1].name}{list(content[0])}"
 
 
-def _inferred_names(layers: Sequence[Contents]) -> CycleNames:
+def _infer_names(layers: Sequence[Contents]) -> CycleNames:
     keys = {key for layer in layers for path in layer for key in path}
     if _AMBIGUOUS_KEY in keys:
         raise FormatError(
@@ -205,7 +205,7 @@ def _block_stacks(
         ]
     local = min(span, cycle.length - 1)
     inner = tuple(first + k for first in starts for k in range(local))
-    built = [LayerStack((top, LOCAL), name, (*outer, local), inner)]
+    result = [LayerStack((top, LOCAL), name, (*outer, local), inner)]
     if span == cycle.length:
-        built.append(LayerStack((top, GLOBAL), name, outer, tuple(first + local for first in starts)))
-    return built
+        result.append(LayerStack((top, GLOBAL), name, outer, tuple(first + local for first in starts)))
+    return result

@@ -16,10 +16,10 @@ def family_in(family: Family, version: Version) -> Family:
     newest = VERSIONS[NEWEST]
     if family.name not in newest.stacked_by_kind or family.name in version.stacked_by_kind:
         return family
-    return replace(family, layers=tuple(map(_by_position, family.layers)))
+    return replace(family, layers=tuple(map(_stack_by_position, family.layers)))
 
 
-def _by_position(group: Layers) -> Layers:
+def _stack_by_position(group: Layers) -> Layers:
     """Replace stacks by kind with one stack for each position in the cycle."""
     above, _, kind = group.scanned.rpartition(".")
     if kind == LOCAL:
@@ -39,8 +39,8 @@ def family_as_stored(family: Family, names: Collection[str]) -> Family:
         names: The names of parameters, with keys joined by dots.
     """
 
-    def fit(each: Family) -> int:
-        return sum(row.left.key.first() in names for row in each.all_rows(0))
+    def fit(base: Family) -> int:
+        return sum(row.left.key.first() in names for row in base.all_rows(0))
 
     known = layouts_of(family)
     return family if len(known) == 1 else max(known, key=fit)
@@ -50,5 +50,5 @@ def layouts_of(family: Family) -> list[Family]:
     """Return a family in each distinct layout of all versions, the newest first."""
     known: list[Family] = []
     for version in VERSIONS.values():
-        known += [each] if (each := family_in(family, version)) not in known else []
+        known += [candidate] if (candidate := family_in(family, version)) not in known else []
     return known

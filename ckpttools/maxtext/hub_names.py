@@ -23,15 +23,15 @@ from ckpttools.maxtext.recognition import (
     FamilyKeys,
     find_unowned_arrays,
     hub_keys,
+    mask_numbers,
     prefix_hint,
-    without_numbers,
 )
 from ckpttools.maxtext.view import view_of
 from ckpttools.model_families.family import Family
-from ckpttools.model_families.llama_names import MODEL_TYPES, OPTIONAL, REARRANGED, RENAMED, TELLING
+from ckpttools.model_families.llama_names import IDENTIFYING_NAMES, MODEL_TYPES, OPTIONAL, REARRANGED, RENAMED
 from ckpttools.model_families.registry import families_of_type, family_of
 from ckpttools.transforms.base import Move, Transformed, move_leaves
-from ckpttools.transforms.strip_wrappers import drop_states, patterns_of_others, strip_wrappers
+from ckpttools.transforms.strip_wrappers import drop_states, patterns_outside_state_dict, strip_wrappers
 
 if TYPE_CHECKING:
     from ckpttools.transforms.rename import Rule
@@ -44,7 +44,7 @@ def patterns_outside_model(tree: Tree, drop: Collection[str] = ()) -> list[str]:
         tree: The tree of a PyTorch checkpoint.
         drop: Patterns of dotted array names that are left out in any case.
     """
-    result = patterns_of_others(tree, drop)
+    result = patterns_outside_state_dict(tree, drop)
     view, known, numbers = view_of(tree), (*result, *drop), tree.metadata.scalars
     leaves = (*view.of_role("optimizer"), *view.of_role("other"))
     names = (dotted(path) for path in leaves if path not in numbers)
@@ -89,7 +89,7 @@ _FLAX_SUFFIX = ".kernel"
 
 def has_llama_names(names: Iterable[str]) -> bool:
     """Return whether weights have the names of Meta's Llama code."""
-    return {*names}.issuperset(TELLING)
+    return {*names}.issuperset(IDENTIFYING_NAMES)
 
 
 def hub_name(name: str) -> str | None:
@@ -113,12 +113,12 @@ def with_hub_names(tree: Tree) -> Transformed:
         return Transformed(tree, Notes())
     from ckpttools.transforms.rename import Remap
 
-    built = Remap(_rules(), {"pair": pairs, "half": 2}, location="the names of Meta's own Llama code")(tree)
+    result = Remap(_rules(), {"pair": pairs, "half": 2}, location="the names of Meta's own Llama code")(tree)
     remark = (
         "names of torchtitan or Meta's own code become Hub names, and rows of queries and keys get the Hub's "
         "order of rotary halves"
     )
-    return Transformed(built.tree, built.notes + Notes(remarks=(remark,)))
+    return Transformed(result.tree, result.notes + Notes(remarks=(remark,)))
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class ToHubNames:
                 location=tree.metadata.location or None,
                 hint=f"{action('maxtext_to_hf', 'SRC', 'DST')} converts them",
             )
-        built = only_model(
+        built = select_model(
             tree,
             others="the checkpoint contains arrays outside the model, which have no Hub names",
             leaving="leave them out with {}",
@@ -156,7 +156,7 @@ class ToHubNames:
         return built
 
 
-def only_model(tree: Tree, *, others: str, leaving: str, names: str) -> Transformed:
+def select_model(tree: Tree, *, others: str, leaving: str, names: str) -> Transformed:
     """Return a trainer's PyTorch model under Hub names, refusing other arrays.
 
     Args:
@@ -252,25 +252,25 @@ def as_hub_model(tree: Tree, config: Mapping[str, Any] | None) -> HubModel:
         tree: The model; arrays outside it keep their names.
         config: The model's configuration, if known.
     """
-    beside = patterns_outside_model(tree)
-    if len(beside) > _MAX_SIDE_DICTIONARIES:
+    other_patterns = patterns_outside_model(tree)
+    if len(other_patterns) > _MAX_SIDE_DICTIONARIES:
         return HubModel(tree)
-    plain = strip_wrappers(tree, beside)
-    built, remarks = plain.tree, plain.notes.remarks
-    if has_llama_names(map(dotted, built.arrays)):
+    plain = strip_wrappers(tree, other_patterns)
+    result, remarks = plain.tree, plain.notes.remarks
+    if has_llama_names(map(dotted, result.arrays)):
         try:
-            hub = with_hub_names(built.with_metadata(config=config))
+            hub = with_hub_names(result.with_metadata(config=config))
         except CheckpointError:
             # The configuration has other sizes, so the names stay unchanged.
-            return HubModel(built, remarks)
+            return HubModel(result, remarks)
         if hub.notes.remarks:
             return HubModel(hub.tree, remarks + hub.notes.remarks)
-        return HubModel(built, remarks)
-    named = with_family_names(built.with_metadata(config=config), beside)
+        return HubModel(result, remarks)
+    named = with_family_names(result.with_metadata(config=config), other_patterns)
     return (
         HubModel(named.tree, remarks + named.notes.remarks)
         if named.notes.remarks
-        else HubModel(built, remarks)
+        else HubModel(result, remarks)
     )
 
 
@@ -302,20 +302,22 @@ def with_family_names(tree: Tree, drop: Collection[str] = ()) -> Transformed:
     paths = {dotted(path): path for path in tree.arrays if len(path) == 1}
     names = [name for name in paths if not matches_any(name, drop)]
     forms = [form for family in _families_of(tree) for form in hub_keys(family)]
-    strange = [[name for name in names if not is_known(name)] for is_known in map(_recognizer, forms)]
-    if len(paths) < len(tree.arrays) or not all(strange):
+    unmatched = [[name for name in names if not is_known(name)] for is_known in map(_recognizer, forms)]
+    if len(paths) < len(tree.arrays) or not all(unmatched):
         return Transformed(tree, Notes())
-    for form, unknown in zip(forms, strange, strict=True):
-        readings = {tuple(built.items()): built for built in _renamings(names, unknown, form)}
+    for form, unknown in zip(forms, unmatched, strict=True):
+        readings = {tuple(result.items()): result for result in _renamings(names, unknown, form)}
         if len(readings) == 1:
             (renamed,) = readings.values()
             targets: dict[Path, Path] = {paths[name]: (target,) for name, target in renamed.items()}
             moves = [Move(path, targets.get(path, path), leaf) for path, leaf in tree.items()]
-            return Transformed(move_leaves(tree, moves), Notes(remarks=(_remark(unknown[0], renamed),)))
+            return Transformed(
+                move_leaves(tree, moves), Notes(remarks=(_renaming_remark(unknown[0], renamed),))
+            )
     return Transformed(tree, Notes())
 
 
-def _remark(name: str, renamed: Mapping[str, str]) -> str:
+def _renaming_remark(name: str, renamed: Mapping[str, str]) -> str:
     return f"recognized names whose prefix differs from the family's: {name} is {renamed[name]}"
 
 
@@ -331,19 +333,19 @@ def _recognizer(forms: FamilyKeys) -> Callable[[str], bool]:
     modules = {text.rpartition(".")[0] for text in forms.by_text} - {""}
 
     def is_known(name: str) -> bool:
-        text = without_numbers(name)
+        text = mask_numbers(name)
         return text in forms.by_text or text.rpartition(".")[0] in modules or matches_any(name, forms.ignored)
 
     return is_known
 
 
-def _renamings(names: Sequence[str], strange: Sequence[str], forms: FamilyKeys) -> Iterator[dict[str, str]]:
+def _renamings(names: Sequence[str], unknown: Sequence[str], forms: FamilyKeys) -> Iterator[dict[str, str]]:
     """Yield renamings that exchange one prefix and give all arrays distinct names of the family."""
     is_known = _recognizer(forms)
     prefixes = {"", *(_layers_prefix(text) for text in forms.by_text)}
-    for removed in _shared_prefixes(strange):
+    for removed in _shared_prefixes(unknown):
         for added in sorted(prefixes):
-            renamed = {name: _rename(name, removed, added, is_known) for name in strange}
+            renamed = {name: _rename(name, removed, added, is_known) for name in unknown}
             every = [renamed.get(name, name) for name in names]
             if all(map(is_known, renamed.values())) and len({*every}) == len(every):
                 yield renamed

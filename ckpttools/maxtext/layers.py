@@ -47,7 +47,7 @@ from ckpttools.maxtext.versions import (
     REMAINDER,
     SCAN_AXIS,
 )
-from ckpttools.quantized.scales import scales_word
+from ckpttools.quantized.scales import has_scale_word
 
 # A layer's number in models of other frameworks: model.layers.3, transformer.h.3, encoder/block_3.
 _NUMBERED = re.compile(
@@ -99,7 +99,7 @@ def split_number(key: str | int) -> tuple[str, int] | None:
     return (name, int(digits)) if underscore and plain else None
 
 
-def numbered_layer(name: str) -> tuple[str, int] | None:
+def split_layer_number(name: str) -> tuple[str, int] | None:
     """Return the text before the layer number in a name, and the number; None if there is none."""
     match = _NUMBERED.search(name)
     return (name[: match.start("number")], int(match["number"])) if match else None
@@ -161,7 +161,7 @@ def scan_axes(decoder: Mapping[Path, LazyArray]) -> tuple[int, ...]:
     return tuple(inferred or best)
 
 
-def scan_axis(decoder: Mapping[Path, LazyArray], noted: int | None = None) -> int | None:
+def scan_axis(decoder: Mapping[Path, LazyArray], recorded_axis: int | None = None) -> int | None:
     """Return the scan axis; None if no layers are stacked.
 
     Args:
@@ -169,14 +169,14 @@ def scan_axis(decoder: Mapping[Path, LazyArray], noted: int | None = None) -> in
         noted: The noted axis, which is used if names and shapes leave several axes; None prefers axis 1.
     """
     axes = scan_axes(decoder)
-    if noted in axes:
-        return noted
+    if recorded_axis in axes:
+        return recorded_axis
     return SCAN_AXIS if SCAN_AXIS in axes else min(axes, default=None)
 
 
 def _count_votes(below: Mapping[Path, list[Shape]], stacked: Mapping[Path, int], axis: int) -> int:
     """Count arrays that agree with their stack on lengths, and stacks that agree with their cycle."""
-    common = {key: _most_common(shapes, axis, stacked[key]) for key, shapes in below.items()}
+    common = {key: _most_common_lengths(shapes, axis, stacked[key]) for key, shapes in below.items()}
     repeats: dict[str, Counter[Shape]] = {}
     for key, (lengths, _) in common.items():
         if not str(key[0]).endswith(REMAINDER):
@@ -186,7 +186,7 @@ def _count_votes(below: Mapping[Path, list[Shape]], stacked: Mapping[Path, int],
     )
 
 
-def _most_common(shapes: list[Shape], axis: int, axes: int) -> tuple[Shape, int]:
+def _most_common_lengths(shapes: list[Shape], axis: int, axes: int) -> tuple[Shape, int]:
     """Return the most common lengths of the axes from `axis` on, and how many arrays have them."""
     lengths = Counter(shape[axis : axis + axes] for shape in shapes if len(shape) >= axis + axes)
     return lengths.most_common(1)[0] if lengths else ((), 0)
@@ -195,7 +195,7 @@ def _most_common(shapes: list[Shape], axis: int, axes: int) -> tuple[Shape, int]
 def stacked_lengths(decoder: Mapping[Path, LazyArray], key: Path, axis: int, axes: int) -> Shape:
     """Return the lengths of the stacked axes that most arrays below `key` have."""
     shapes = [array.shape for path, array in decoder.items() if path[: len(key)] == key]
-    return _most_common(shapes, axis, axes)[0]
+    return _most_common_lengths(shapes, axis, axes)[0]
 
 
 def layer_stacks(decoder: Mapping[Path, LazyArray], axis: int) -> tuple[LayerStack, ...]:
@@ -214,13 +214,13 @@ def layer_stacks(decoder: Mapping[Path, LazyArray], axis: int) -> tuple[LayerSta
     shapes = {key: _stacked_shape(decoder, key, axis, axes) for key, axes in keys.items()}
     # Layers before a cycle and the remainder after it share one numbering.
     starts: Counter[str] = Counter(single.name for single in singles)
-    built: list[LayerStack] = []
+    result: list[LayerStack] = []
     for top in sorted(dict.fromkeys(str(key[0]) for key in keys), key=lambda top: top.endswith(REMAINDER)):
-        mine = {key: shape for key, shape in shapes.items() if key[0] == top}
+        stack_shapes = {key: shape for key, shape in shapes.items() if key[0] == top}
         name = LAYERS if top == BLOCKS else top.removesuffix(REMAINDER)
-        built += _numbered_stacks(top, name, mine, starts[name])
-        starts[name] += sum(prod(shape) for shape in mine.values())
-    return (*singles, *built)
+        result += _numbered_stacks(top, name, stack_shapes, starts[name])
+        starts[name] += sum(prod(shape) for shape in stack_shapes.values())
+    return (*singles, *result)
 
 
 def _stacked_shape(decoder: Mapping[Path, LazyArray], key: Path, axis: int, axes: int) -> Shape:
@@ -228,14 +228,14 @@ def _stacked_shape(decoder: Mapping[Path, LazyArray], key: Path, axis: int, axes
     if not axes:
         return ()
     shapes = {path: array.shape for path, array in decoder.items() if path[: len(key)] == key}
-    expected, _ = _most_common(list(shapes.values()), axis, axes)
-    odd = {
+    expected, _ = _most_common_lengths(list(shapes.values()), axis, axes)
+    mismatched = {
         path: shape
         for path, shape in shapes.items()
         if shape[axis : axis + axes] != expected and not is_scale_of_layer(path, shape, expected)
     }
-    if odd or not expected:
-        lines = [f"{keystr((DECODER, *path))} {list(shape)}" for path, shape in odd.items()]
+    if mismatched or not expected:
+        lines = [f"{keystr((DECODER, *path))} {list(shape)}" for path, shape in mismatched.items()]
         on = f"axis {axis}" if axes == 1 else f"axes {axis} and {axis + 1}"
         raise ShapeError(
             f"arrays that are stacked together have different numbers of layers on {on}" + listing(lines),
@@ -256,7 +256,7 @@ def is_scale_of_layer(path: Path, shape: Shape, stacked: Shape) -> bool:
         shape: The shape of the array.
         stacked: Lengths of the stacked axes; () for a single layer.
     """
-    return shape == stacked and scales_word(dotted(path))
+    return shape == stacked and has_scale_word(dotted(path))
 
 
 def _axis_hint(decoder: Mapping[Path, LazyArray], axis: int) -> str | None:
@@ -283,12 +283,12 @@ def _numbered_stacks(top: str, name: str, shapes: Mapping[Path, Shape], start: i
     else:
         _require_all_positions(top, [_position(key[1]) for key in shapes])
         spans = [(key, 1) for key in shapes]
-    cycle, built, first = sum(span for _, span in spans), [], start
+    cycle, result, first = sum(span for _, span in spans), [], start
     for key, span in spans:
         numbers = (first + block * cycle + k for block in range(prod(repeat)) for k in range(span))
-        built.append(LayerStack(key, name, shapes[key], tuple(numbers)))
+        result.append(LayerStack(key, name, shapes[key], tuple(numbers)))
         first += span
-    return built
+    return result
 
 
 def _require_all_positions(top: str, positions: list[int]) -> None:
@@ -345,9 +345,13 @@ def _layer_group(top: str, stacks: list[LayerStack]) -> LayerGroup:
     main = [stack for stack in stacks if stack.shape and not str(stack.key[0]).endswith(REMAINDER)]
     left = length - sum(len(item.numbers) for item in main)
     if not main:
-        apart = any(len(stack.key) > 1 for stack in stacks)
+        has_nested_stacks = any(len(stack.key) > 1 for stack in stacks)
         return LayerGroup(
-            path, length, "cycle" if apart else "unstacked", length if apart else 1, left * apart
+            path,
+            length,
+            "cycle" if has_nested_stacks else "unstacked",
+            length if has_nested_stacks else 1,
+            left * has_nested_stacks,
         )
     if main[0].key == (top,):
         return LayerGroup(path, length, "stacked")
@@ -392,14 +396,14 @@ def layer_notes(custom: Mapping[str, object]) -> LayerNotes:
 def with_layer_notes(tree: Tree, notes: LayerNotes) -> Tree:
     """Replace the notes of a tree."""
     own = tree.metadata.custom.get(KEY)
-    kept = (
+    other_notes = (
         {k: v for k, v in own.items() if k not in (_STACKS, _AXIS, _FIRST)}
         if isinstance(own, Mapping)
         else {}
     )
     stacks = {keystr(stack.key): {stack.name: _nested(stack.numbers, stack.shape)} for stack in notes.stacks}
     declared = {_STACKS: stacks, _AXIS: notes.scan_axis, _FIRST: sorted(notes.first_axis)}
-    note = kept | {key: value for key, value in declared.items() if value not in (None, {}, [])}
+    note = other_notes | {key: value for key, value in declared.items() if value not in (None, {}, [])}
     others = {key: value for key, value in tree.metadata.custom.items() if key != KEY}
     return tree.with_metadata(custom=others | ({KEY: note} if note else {}))
 
@@ -416,14 +420,14 @@ def notes_match(notes: LayerNotes, layers: Mapping[str, Collection[int]]) -> boo
         notes: Notes with stacks.
         layers: Names of layers -> their indices.
     """
-    noted: dict[str, list[int]] = {}
+    recorded: dict[str, list[int]] = {}
     for stack in notes.stacks:
-        noted.setdefault(stack.name, []).extend(stack.numbers)
+        recorded.setdefault(stack.name, []).extend(stack.numbers)
     # Some models have single layers before the stacks.
-    return noted.keys() == layers.keys() and all(
+    return recorded.keys() == layers.keys() and all(
         sorted(numbers) == sorted(layers[name])[-len(numbers) :]
         and sorted(layers[name])[: -len(numbers)] == list(range(len(layers[name]) - len(numbers)))
-        for name, numbers in noted.items()
+        for name, numbers in recorded.items()
     )
 
 
@@ -447,7 +451,7 @@ def _stack(key: str, note: object) -> LayerStack | None:
         return None
     ((name, nested),) = note.items()
     shape = _shape(nested)
-    numbers = None if shape is None else tuple(_flat_numbers(nested))
+    numbers = None if shape is None else tuple(_flatten(nested))
     keys: Path = tuple(key.split("/"))
     return None if shape is None or not numbers else LayerStack(keys, str(name), shape, numbers)
 
@@ -463,7 +467,7 @@ def _shape(nested: object) -> Shape | None:
     return None if inner is None else (len(nested), *inner)
 
 
-def _flat_numbers(nested: Any) -> Iterable[int]:
+def _flatten(nested: Any) -> Iterable[int]:
     if isinstance(nested, int):
         return [nested]
-    return [number for item in nested for number in _flat_numbers(item)]
+    return [number for item in nested for number in _flatten(item)]

@@ -79,12 +79,12 @@ class WeightsConfig:
             arrays: The arrays that are written with the configuration, by name.
             original: The model's own configuration, which may state other dtypes.
         """
-        built = config_for_weights(_with_original_dtypes(config, original), arrays)
+        result = config_for_weights(_with_original_dtypes(config, original), arrays)
         others = (
             change for change in self.changes if not change.startswith(FIELD) and not _is_dtype_change(change)
         )
         return WeightsConfig(
-            built.config, (*others, *built.changes, "it describes the quantization of the weights")
+            result.config, (*others, *result.changes, "it describes the quantization of the weights")
         )
 
 
@@ -105,21 +105,21 @@ def config_for_weights(
         tied_by: The rule with the fields that state whether the head is separate.
         vocab: The number of vocabulary rows; None keeps the stated value.
     """
-    built = json.loads(json.dumps(config))
-    changes = list(_with_dtypes(built, "", _plain_arrays(arrays, config)))
+    result = json.loads(json.dumps(config))
+    changes = list(_with_dtypes(result, "", _plain_arrays(arrays, config)))
     if tied is not None and tied_by is not None:
-        changes += _with_tied(built, tied, tied_by)
+        changes += _with_tied(result, tied, tied_by)
     if vocab is not None:
-        changes += _with_vocab(built, vocab)
-    changes += _with_layer_lists(built)
-    if WEIGHTS_FIELD in built:
-        name = built.pop(WEIGHTS_FIELD)
+        changes += _with_vocab(result, vocab)
+    changes += _with_layer_lists(result)
+    if WEIGHTS_FIELD in result:
+        name = result.pop(WEIGHTS_FIELD)
         changes.append(f"{WEIGHTS_FIELD} is left out, because it names a file of the source: {name}")
-    declared = declared_quantization(built)
-    if declared and _has_plain_arrays(arrays, config):
-        built = without_quantization(built)
-        changes.append(f"{FIELD} is left out, because no weight is quantized; it was {scheme(declared)}")
-    return WeightsConfig(built, tuple(changes))
+    settings = declared_quantization(result)
+    if settings and _has_plain_arrays(arrays, config):
+        result = without_quantization(result)
+        changes.append(f"{FIELD} is left out, because no weight is quantized; it was {scheme(settings)}")
+    return WeightsConfig(result, tuple(changes))
 
 
 def _has_plain_arrays(arrays: Mapping[str, LazyArray], config: Mapping[str, Any]) -> bool:
@@ -279,16 +279,16 @@ def absent_mtp_field(config: Mapping[str, Any], names: Collection[str]) -> str |
     layers = config.get("num_hidden_layers")
     if field is None or not isinstance(layers, int):
         return None
-    there = any(number >= layers for number in _layers(names)) or _contains_any(" ".join(names), ("mtp.",))
-    return None if there else field
+    has_mtp = any(number >= layers for number in _layers(names)) or _contains_any(" ".join(names), ("mtp.",))
+    return None if has_mtp else field
 
 
 def absent_layers(config: Mapping[str, Any], names: Collection[str]) -> set[int]:
     """Return the declared layers that have no arrays; empty if names have no layers."""
     around = _text_model_parents(config)
     texts = [item[_TEXT] for item in around if isinstance(item.get(_TEXT), Mapping)]
-    count, there = (*texts, config)[0].get("num_hidden_layers"), set(_layers(names))
-    return set(range(count)) - there if isinstance(count, int) and there else set()
+    count, present = (*texts, config)[0].get("num_hidden_layers"), set(_layers(names))
+    return set(range(count)) - present if isinstance(count, int) and present else set()
 
 
 def _text_model_parents(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -313,16 +313,16 @@ def text_config(config: Mapping[str, Any], spelling: Spelling) -> dict[str, Any]
         return None
     shared = {field: item[field] for item in around for field in _SHARED if item.get(field) is not None}
     own = {field: value for field, value in text.items() if value is not None or field not in shared}
-    built = {**shared, **json.loads(json.dumps(own)), "model_type": spelling.model_types[0]}
+    result = {**shared, **json.loads(json.dumps(own)), "model_type": spelling.model_types[0]}
     for name in spelling.without:
         within, _, last = name.rpartition(".")
-        part = nested_value(built, within) if within else built
+        part = nested_value(result, within) if within else result
         if isinstance(part, dict):
             part.pop(last, None)
-    built = {**spelling.defaults, **contradicted_defaults(built, config), **built}
+    result = {**spelling.defaults, **contradicted_defaults(result, config), **result}
     kinds = text.get("architectures") or config.get("architectures") or ()
     named = [str(kind).replace("ForConditionalGeneration", "ForCausalLM") for kind in kinds]
-    return {**built, "architectures": [spelling.architecture] if spelling.architecture else named}
+    return {**result, "architectures": [spelling.architecture] if spelling.architecture else named}
 
 
 def refuse_lost_parts(family: Family, names: Collection[str], location: str) -> None:
@@ -341,7 +341,7 @@ def refuse_lost_parts(family: Family, names: Collection[str], location: str) -> 
     if lost:
         patterns = [key for name in lost for key in family.parts[name].keys]
         drop = repeated_option("drop", [key for key in patterns if UnsupportedPart((key,)).of(names)])
-        kept = f"{option('carry', True)} keeps it with the weights, for the reverse conversion"
+        carry_hint = f"{option('carry', True)} keeps it with the weights, for the reverse conversion"
         raise CoverageError(
             "MaxText does not support a part of this model, which would be lost",
             location=location,
@@ -349,11 +349,11 @@ def refuse_lost_parts(family: Family, names: Collection[str], location: str) -> 
                 f"{name}: {array_count(result)}, such as {result[0]}" for name, result in lost.items()
             ),
             expected="an option that decides how to handle it",
-            hint=f"{kept}; {drop} leaves it out",
+            hint=f"{carry_hint}; {drop} leaves it out",
         )
 
 
-def without_absent_parts(
+def drop_absent_parts(
     family: Family, config: WeightsConfig, names: Collection[str], location: str
 ) -> WeightsConfig:
     """Return a configuration that does not declare parts without arrays.
@@ -383,9 +383,9 @@ def without_absent_parts(
                 expected="all parts, or none",
                 hint=f"{option('like', 'HF_DIR')} {option('carry', True)} copies them from the model",
             )
-    built = json.loads(json.dumps(config.config))
-    changes = [_set_false(built, field) for field in fields]
-    return replace(config, config=built, changes=(*config.changes, *changes)) if changes else config
+    result = json.loads(json.dumps(config.config))
+    changes = [_set_false(result, field) for field in fields]
+    return replace(config, config=result, changes=(*config.changes, *changes)) if changes else config
 
 
 def _set_false(config: dict[str, Any], field: str) -> str:

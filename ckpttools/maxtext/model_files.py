@@ -147,7 +147,7 @@ def carried_arrays(tree: Tree) -> Mapping[str, LazyArray]:
     return by_name(view.plain_where_possible().tree.arrays)
 
 
-def carried_as_stored(tree: Tree) -> dict[str, LazyArray]:
+def carried_stored_arrays(tree: Tree) -> dict[str, LazyArray]:
     """Return the arrays that a MaxText checkpoint keeps, under the names in the plan that wrote them."""
     if not tree.metadata.location:
         return {}
@@ -186,7 +186,7 @@ def sidecar_names(tree: Tree) -> list[str]:
 
 
 def stale_files(
-    names: Collection[str], built: Tree, before: Mapping[str, Any] | None, after: Mapping[str, Any] | None
+    names: Collection[str], tree: Tree, before: Mapping[str, Any] | None, after: Mapping[str, Any] | None
 ) -> list[str]:
     """Return the files that describe a quantization which the weights no longer have.
 
@@ -198,13 +198,13 @@ def stale_files(
         before, after: The configuration next to the files, and the one that is written; None if unchanged.
     """
     is_same = after is None or declared_quantization(before) == declared_quantization(after)
-    return [] if is_same and quantized_view(built).weights else [name for name in names if name in FILES]
+    return [] if is_same and quantized_view(tree).weights else [name for name in names if name in FILES]
 
 
 def stale_file_notes(names: Collection[str]) -> Notes:
     """Return a note on stale files that are left out."""
-    declared = f"left out, because it describes weights that are no longer quantized: {', '.join(names)}"
-    return Notes(remarks=(declared,) if names else ())
+    text = f"left out, because it describes weights that are no longer quantized: {', '.join(names)}"
+    return Notes(remarks=(text,) if names else ())
 
 
 def record_bytes(spelling: str, model: ModelOptions, dtypes: Mapping[str, str]) -> bytes:
@@ -234,16 +234,16 @@ def _recorded_options(record: Mapping[str, Any]) -> dict[str, Any]:
 def _read_record(directory: Location) -> Mapping[str, Any]:
     """Read the record of a conversion to MaxText."""
     path = directory / RECORD
-    declared = read_json(path) if path.is_file() else {}
+    document = read_json(path) if path.is_file() else {}
     for name in ("spelling", "rope_layout", "tied", "family"):
-        if not isinstance(declared.get(name), str | None):
+        if not isinstance(document.get(name), str | None):
             raise FormatError(
                 f"{name} is not a string",
                 location=path,
-                got=repr(declared[name]),
+                got=repr(document[name]),
                 hint="convert the model again, or remove that line and pass an option instead",
             )
-    return declared
+    return document
 
 
 def _carried_arrays(directory: Location) -> Mapping[str, LazyArray]:
@@ -256,11 +256,11 @@ def _model_arrays(directory: Location) -> Mapping[str, LazyArray]:
     return by_name(quantized_view(open_tree(directory)).plain_where_possible().tree.arrays)
 
 
-def config_bytes(files: ModelFiles, built: WeightsConfig) -> bytes:
+def config_bytes(files: ModelFiles, config: WeightsConfig) -> bytes:
     """Return the `config.json` to write: the model's own bytes if they are still correct."""
-    if not built.changes and CONFIG in files.sidecars:
+    if not config.changes and CONFIG in files.sidecars:
         content = read_file(files.sidecars[CONFIG])
         # Fields that the conversion left out do not count as changes.
-        if json.loads(content) == built.config:
+        if json.loads(content) == config.config:
             return content
-    return built.to_json()
+    return config.to_json()

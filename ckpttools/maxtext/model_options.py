@@ -11,14 +11,14 @@ from ckpttools.core.errors import ConfigError, UsageError
 from ckpttools.core.message_terms import action, option
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.flags import Flag
-from ckpttools.maxtext.tied_embeddings import WAYS
+from ckpttools.maxtext.tied_embeddings import TIED_MODES
 from ckpttools.model_families.family import Family
 from ckpttools.model_families.registry import family_called, family_of
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 
 ROPE_LAYOUTS = ("halves", "interleaved")
-_OF_MODEL = f"HF_DIR/{CONFIG}"
+_MODEL_CONFIG_PLACEHOLDER = f"HF_DIR/{CONFIG}"
 
 
 @validate_fields
@@ -40,13 +40,13 @@ class ModelOptions:
 
     def __post_init__(self) -> None:
         check_choice("RoPE layout", self.rope_layout, ROPE_LAYOUTS)
-        check_choice("handling of tied embeddings", self.tied, WAYS)
+        check_choice("handling of tied embeddings", self.tied, TIED_MODES)
 
 
-def check_choice(what: str, value: str | None, choices: Collection[str]) -> None:
+def check_choice(subject: str, value: str | None, choices: Collection[str]) -> None:
     """Raise UsageError if a value is not among the choices; None is always allowed."""
     if value is not None and value not in choices:
-        raise UsageError(f"unknown {what} {value!r}", expected="one of " + ", ".join(choices))
+        raise UsageError(f"unknown {subject} {value!r}", expected="one of " + ", ".join(choices))
 
 
 def family_for(config: Mapping[str, object] | None, options: ModelOptions, location: str) -> Family:
@@ -90,7 +90,7 @@ def config_hint(location: str) -> str:
     if not location:
         return "copy it there from the source of the weights"
     converted = action("convert", location, "MODEL", format="safetensors")
-    elsewhere = f"{converted} and `cp {_OF_MODEL} MODEL`, and continue with MODEL"
+    elsewhere = f"{converted} and `cp {_MODEL_CONFIG_PLACEHOLDER} MODEL`, and continue with MODEL"
     copy = config_copy_command(parse(location))
     if copy is None:
         return elsewhere
@@ -101,7 +101,7 @@ def config_copy_command(location: Location) -> str | None:
     """Return the command that copies a configuration next to weights; None for remote stores."""
     if location.store.scheme != "file":
         return None
-    return f"cp {_OF_MODEL} {quote(str(location.folder()))}"
+    return f"cp {_MODEL_CONFIG_PLACEHOLDER} {quote(str(location.folder()))}"
 
 
 def rope_flags(family: Family, options: ModelOptions) -> dict[str, Flag]:

@@ -39,7 +39,7 @@ Quantized = Literal["dequantize", "keep"]
 """How to handle quantized weights."""
 QUANTIZED: tuple[Quantized, ...] = ("dequantize", "keep")
 SCALE = "_scale"
-IGNORES_SCALES = (
+IGNORED_SCALES_REMARK = (
     "from_pretrained of MaxText 0.2.5 (SFT, DPO, distillation, decoding) ignores the scales and computes "
     "with the unscaled values, without an error"
 )
@@ -47,7 +47,7 @@ IGNORES_SCALES = (
 # The dtypes that MaxText accepts for quantized weights.
 CODES = frozenset(("float8_e4m3fn", "float8_e5m2"))
 # Modules of latent attention, which 0.2.5 creates without a block size.
-_WITHOUT_BLOCKS = frozenset(("wq_a", "wq_b", "wkv_a", "wkv_b"))
+_UNBLOCKED_MODULES = frozenset(("wq_a", "wq_b", "wkv_a", "wkv_b"))
 # The dtypes in which MaxText multiplies by scales. Scales in other dtypes are cast to float32, which can
 # represent all their values.
 _SCALES = frozenset(("float32", "bfloat16"))
@@ -111,7 +111,7 @@ def split_quantized(tree: Tree) -> KeptWeights:
     view = quantized_view(tree)
     config, location = tree.metadata.config, tree.metadata.location
     if view.faults:
-        raise unreadable_error(view.by_headers, view.declared, location)
+        raise unreadable_error(view.weights_from_headers, view.declared, location)
     weights = list(view.readable.values())
     if not weights:
         raise UsageError(
@@ -123,9 +123,9 @@ def split_quantized(tree: Tree) -> KeptWeights:
     faults = [
         f"{weight.name}: {weight.scheme}, which MaxText does not support"
         for weight in weights
-        if not _is_kept(weight)
+        if not _is_supported(weight)
     ]
-    blocks = {_block(weight) for weight in weights if _is_kept(weight)}
+    blocks = {_block(weight) for weight in weights if _is_supported(weight)}
     if len(blocks) > 1:
         faults += [
             f"{weight.name}: {weight.scheme}" for weight in weights if _block(weight) != _block(weights[0])
@@ -135,19 +135,19 @@ def split_quantized(tree: Tree) -> KeptWeights:
     notes = view.check_scales()
     paths = {dotted(path): path for path in tree.arrays}
     away = {name for weight in weights for name in weight.stored if name != weight.codes}
-    scales = {weight.name: _kept_scales(tree.arrays, paths, weight) for weight in weights}
+    scales = {weight.name: _convert_scales(tree.arrays, paths, weight) for weight in weights}
     leaves = {path: leaf for path, leaf in tree.items() if dotted(path) not in away}
-    aside = {name: tree.arrays[paths[name]] for name in away}
+    scale_arrays = {name: tree.arrays[paths[name]] for name in away}
     sounds = {
         weight.name: scale_check_of(
-            scales[weight.name], tree.arrays[paths[weight.codes]].dtype, weight.scaled_by, location
+            scales[weight.name], tree.arrays[paths[weight.codes]].dtype, weight.scale_names, location
         )
         for weight in weights
     }
-    return KeptWeights(Tree(leaves, tree.metadata), scales, sounds, aside, blocks.pop(), notes)
+    return KeptWeights(Tree(leaves, tree.metadata), scales, sounds, scale_arrays, blocks.pop(), notes)
 
 
-def _is_kept(weight: Weight) -> bool:
+def _is_supported(weight: Weight) -> bool:
     """Return whether MaxText supports a weight: FP8 in square blocks, or with one scale."""
     scale = weight.scales[0]
     is_fp8 = weight.numbers in CODES and weight.packed == 1 and len(weight.scales) == 1
@@ -161,7 +161,7 @@ def _block(weight: Weight) -> Block | None:
     return None if block == weight.shape and "tensor" in weight.scheme else (block[-2], block[-1])
 
 
-def _kept_scales(arrays: Mapping[Path, LazyArray], paths: Mapping[str, Path], weight: Weight) -> LazyArray:
+def _convert_scales(arrays: Mapping[Path, LazyArray], paths: Mapping[str, Path], weight: Weight) -> LazyArray:
     """Return the scales in a dtype that MaxText multiplies by."""
     scales = arrays[paths[weight.scales[0].name]]
     if scales.dtype.name in _SCALES:
@@ -178,18 +178,18 @@ def _kept_scales(arrays: Mapping[Path, LazyArray], paths: Mapping[str, Path], we
 
 def refusal_error(lines: Sequence[str], config: Mapping[str, Any] | None, location: str) -> FormatError:
     """Return the error that lists quantized weights which cannot be kept."""
-    declared = declared_quantization(config)
+    settings = declared_quantization(config)
     return FormatError(
         "these quantized weights cannot be converted as they are:" + listing(list(lines)),
         location=location or None,
-        got=f"{scheme(declared)} ({FIELD})" if declared else None,
+        got=f"{scheme(settings)} ({FIELD})" if settings else None,
         expected="FP8 with one scale for each weight, or for each square block within the axes of kernels",
         hint=f"dequantize them: {option('quantized', 'dequantize')}",
     )
 
 
 @contextmanager
-def refused_weights(
+def raise_for_problems(
     problems: Sequence[str], config: Mapping[str, Any] | None, location: str
 ) -> Iterator[None]:
     """Raise `refusal_error` for problems, but only after everything that the table refuses is known."""
@@ -215,7 +215,7 @@ def native_grids(table: Table, arrays: Mapping[str, LazyArray], kept: KeptWeight
         return ScaleGrids(table, {})
     from ckpttools.maxtext.scale_grids import scale_grids
 
-    fits = misfit_test(kept.block[0] if kept.block else 1)
+    fits = grid_mismatch_test(kept.block[0] if kept.block else 1)
     result = scale_grids(table, arrays, kept.scales, kept.block, fits=fits, sounds=kept.sounds)
     return replace(result, problems=(*result.problems, *_padding_problems(table, result.scales)))
 
@@ -240,7 +240,7 @@ def scale_pairs(arrays: Mapping[str, LazyArray]) -> dict[str, str]:
     }
 
 
-def misfit_test(block: int) -> Fits:
+def grid_mismatch_test(block: int) -> Fits:
     """Return a test that explains why an FP8 model of MaxText cannot use a grid of scales.
 
     Models that are not FP8 accept any grid, because MaxText multiplies their kernels by the scales when it
@@ -251,17 +251,17 @@ def misfit_test(block: int) -> Fits:
     """
 
     def misfit_reason(row: Row, sizes: Mapping[str, int], grid: Shape) -> str:
-        if not _WITHOUT_BLOCKS.isdisjoint(str(row.left.key).split(".")):
+        if not _UNBLOCKED_MODULES.isdisjoint(str(row.left.key).split(".")):
             return "MaxText has one scale for it, as its latent attention takes no weight_block_size"
         cut = {axis for group in row.right.groups[-2:] for axis in group}
         lengths = row.left.shape(sizes)
-        for group, length, there in zip(row.left.groups, lengths, grid, strict=True):
+        for group, length, scale_count in zip(row.left.groups, lengths, grid, strict=True):
             expected = length if length < block else length // block
-            if there != expected and not cut.isdisjoint(group):
+            if scale_count != expected and not cut.isdisjoint(group):
                 axes = " ".join(group)
                 return (
                     f"MaxText has {plural(expected, 'scale')} on {axes} {length} with "
-                    f"weight_block_size={block}, and blocks of {block} make {there}"
+                    f"weight_block_size={block}, and blocks of {block} make {scale_count}"
                 )
         return ""
 
@@ -273,7 +273,7 @@ def square_block_size(block: Block | None) -> int | None:
     return block[0] if block and block[0] == block[1] else None
 
 
-def misfits_remark(misfits: Sequence[str]) -> str:
+def grid_mismatch_remark(misfits: Sequence[str]) -> str:
     """Return a remark on FP8 weights that MaxText loads but cannot compute with in FP8."""
     return (
         f"MaxText can load these FP8 weights, but cannot compute in FP8 with {plural(len(misfits), 'kind')} "
@@ -323,8 +323,8 @@ def native_parameters(
         return Native(arrays)
     if dtype is not None:
         tree = Tree({(name,): item for name, item in arrays.items()}).with_metadata(location=location)
-        built = quantized_view(tree).plain(dtype)
-        return Native({str(path[0]): item for path, item in built.tree.arrays.items()}, notes=built.notes)
+        result = quantized_view(tree).plain(dtype)
+        return Native({str(path[0]): item for path, item in result.tree.arrays.items()}, notes=result.notes)
     from ckpttools.quantized.scale_checks import scale_check_of
 
     scales = {name: arrays[scale] for name, scale in pairs.items()}
@@ -353,13 +353,13 @@ def block_of(
     gridded = {name: item for name, item in scales.items() if item.ndim == arrays[name].ndim}
     if not gridded:
         return None
-    declared = (declared_quantization(config) or {}).get("weight_block_size")
+    settings = (declared_quantization(config) or {}).get("weight_block_size")
     if (
-        isinstance(declared, list)
-        and len(declared) == len(set(declared)) + 1
-        and isinstance(declared[0], int)
+        isinstance(settings, list)
+        and len(settings) == len(set(settings)) + 1
+        and isinstance(settings[0], int)
     ):
-        return declared[0], declared[0]
+        return settings[0], settings[0]
     sizes = (
         length // max(1, count)
         for name, item in gridded.items()
@@ -404,7 +404,7 @@ def unread_grids(
         block,
         inverse=True,
         cut=cut,
-        fits=misfit_test(fits),
+        fits=grid_mismatch_test(fits),
         sounds=native.sounds,
     )
 
@@ -434,18 +434,18 @@ def with_quantization_config(
         block: The shape of a block.
     """
     size = list(block) if block else None
-    declared = declared_quantization(config) or {}
-    if declared.get("quant_method") == "fp8" and declared.get("weight_block_size") == size:
+    settings = declared_quantization(config) or {}
+    if settings.get("quant_method") == "fp8" and settings.get("weight_block_size") == size:
         return config, ()
     from ckpttools.quantized.config import unquantized_modules
 
     scales = {name + BLOCK_SCALE for name in weights}
     others = {name: item for name, item in arrays.items() if name not in scales}
-    built = {
+    result = {
         "quant_method": "fp8",
         "fmt": "e4m3",
         "activation_scheme": "dynamic",
         "weight_block_size": size,
         "modules_to_not_convert": unquantized_modules(others, weights),
     }
-    return {**config, FIELD: built}, (f"{FIELD} is {scheme(built)}, like the weights",)
+    return {**config, FIELD: result}, (f"{FIELD} is {scheme(result)}, like the weights",)

@@ -46,7 +46,7 @@ def recorded_dtypes(
     return {plain(key): arrays[key].dtype.name for key in floats if main not in (None, arrays[key].dtype)}
 
 
-def restore_dtype(array: LazyArray, main: DType | None, noted: str | None) -> LazyArray:
+def restore_dtype(array: LazyArray, main: DType | None, recorded: str | None) -> LazyArray:
     """Cast a changed array back to its original dtype.
 
     Args:
@@ -56,7 +56,7 @@ def restore_dtype(array: LazyArray, main: DType | None, noted: str | None) -> La
     """
     if main is None or not is_wider(array.dtype, main):
         return array
-    dtype = DTYPES.get(noted, main) if noted else main
+    dtype = DTYPES.get(recorded, main) if recorded else main
     return cast(array, dtype) if is_wider(array.dtype, dtype) else array
 
 
@@ -70,15 +70,15 @@ def with_uniform_dtypes(arrays: Mapping[str, LazyArray]) -> tuple[dict[str, Lazy
 
     Values with fewer than 16 bits are not changed, because they are not weights without their scales.
     """
-    alike: dict[str, list[str]] = defaultdict(list)
+    names_by_group: dict[str, list[str]] = defaultdict(list)
     for key in arrays:
-        alike[key.translate(_DIGITS)].append(key)
-    built = dict(arrays)
-    for keys in alike.values():
+        names_by_group[key.translate(_DIGITS)].append(key)
+    result = dict(arrays)
+    for keys in names_by_group.values():
         kinds = {arrays[key].dtype.name for key in keys}
         if len(kinds) > 1 and all(arrays[key].dtype.is_float and arrays[key].dtype.bits > 8 for key in keys):
             wide = DTYPES[_WIDEST if _WIDEST in kinds else _WIDE]
-            built |= {key: cast(arrays[key], wide) for key in keys}
-    widened = [key for key in built if built[key] is not arrays[key]]
-    declared = f"{array_count(widened)} differ in dtype from other layers, and are widened first"
-    return built, (declared,) if widened else ()
+            result |= {key: cast(arrays[key], wide) for key in keys}
+    widened = [key for key in result if result[key] is not arrays[key]]
+    text = f"{array_count(widened)} differ in dtype from other layers, and are widened first"
+    return result, (text,) if widened else ()

@@ -44,15 +44,15 @@ class RowGroup:
     @classmethod
     def of(cls, keys: Sequence[tuple[Key, Row]]) -> RowGroup:
         rows: dict[Key, list[Row]] = {}
-        written: dict[Key, Key] = {}
+        templates: dict[Key, Key] = {}
         for key, row in keys:
             for form in _forms_of(key):
                 rows.setdefault(form, []).append(row)
-                written.setdefault(form, key)
+                templates.setdefault(form, key)
         always = {form for form, choices in rows.items() if _is_unconditional(choices)}
         return cls(
-            {form: key for form, key in written.items() if form in always},
-            {form: key for form, key in written.items() if form not in always},
+            {form: key for form, key in templates.items() if form in always},
+            {form: key for form, key in templates.items() if form not in always},
         )
 
     @property
@@ -66,8 +66,8 @@ def _is_unconditional(rows: Sequence[Row]) -> bool:
         return True
     flags = sorted(frozenset().union(*(row.flags for row in rows)))
     settings = product((False, True), repeat=len(flags))
-    chosen = ([flag for flag, is_set in zip(flags, item, strict=True) if is_set] for item in settings)
-    return all(any(row.applies(setting) for row in rows) for setting in chosen)
+    combinations = ([flag for flag, is_set in zip(flags, item, strict=True) if is_set] for item in settings)
+    return all(any(row.applies(setting) for row in rows) for setting in combinations)
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class FamilyKeys:
         fields = (key.parts[1] for key in keys if len(key.parts) > 1 and key.parts[0] == before)
         return [field.offset for field in fields if isinstance(field, Field) and not field.labels]
 
-    def required(self, met: frozenset[Key]) -> dict[Key, Key]:
+    def required(self, present: frozenset[Key]) -> dict[Key, Key]:
         """Return the keys that a model with the names in `met` must have.
 
         If groups of layers have different names, only groups with a name in `met` are required; if there are
@@ -107,7 +107,7 @@ class FamilyKeys:
         """
         first, *layers = self.groups
         own = [group.forms.difference(*(o.forms for o in layers if o is not group)) for group in layers]
-        live = [group for group, forms in zip(layers, own, strict=True) if not forms or forms & met]
+        live = [group for group, forms in zip(layers, own, strict=True) if not forms or forms & present]
         return {form: key for group in (first, *(live or layers)) for form, key in group.required.items()}
 
 
@@ -176,7 +176,7 @@ def _split_numbers(name: str) -> tuple[str, list[str]]:
     return "#".join(pieces[::2]), pieces[1::2]
 
 
-def without_numbers(name: str) -> str:
+def mask_numbers(name: str) -> str:
     """Return a name with "#" for each number."""
     return _split_numbers(name)[0]
 
@@ -189,11 +189,11 @@ def group_names(names: Iterable[str], keys: Iterable[FamilyKeys]) -> dict[NameGr
         fixed.setdefault(text, set()).update(locations)
     result: dict[NameGroup, list[str]] = {}
     for name in names:
-        text, kept = _split_numbers(name)
+        text, kept_numbers = _split_numbers(name)
         as_they_are = fixed.get(text)
-        common: tuple[str | None, ...] = (None,) * len(kept)
+        common: tuple[str | None, ...] = (None,) * len(kept_numbers)
         if as_they_are:
-            common = tuple(number if k in as_they_are else None for k, number in enumerate(kept))
+            common = tuple(number if k in as_they_are else None for k, number in enumerate(kept_numbers))
         result.setdefault((text, common), []).append(name)
     return result
 
@@ -283,11 +283,13 @@ def find_unowned_arrays(tree: Tree) -> UnownedArrays | None:
     if not known:
         return None
     names = _unowned_names(tree, known)
-    if names and not _unowned_names(_renamed(tree, _BODY.__add__), known):
+    if names and not _unowned_names(_rename(tree, _BODY.__add__), known):
         names = ()
     if not _is_language_model(config):
         names = tuple(name for name in names if _LAYER.search(name))
-    prefixes = tuple(prefix for prefix in _prefixes(names) if not _unowned_names(_below(tree, prefix), known))
+    prefixes = tuple(
+        prefix for prefix in _prefixes(names) if not _unowned_names(_subtree(tree, prefix), known)
+    )
     return UnownedArrays(known[0].name, names, prefixes)
 
 
@@ -303,7 +305,7 @@ def owned_name_test(config: Mapping[str, object]) -> Callable[[str], bool] | Non
     forms = [keys for family in known for keys in family_keys(family, view)]
     texts = {text for keys in forms for text in keys.by_text}
     unplaced_keys = {item for keys in forms for item in keys.ignored if item not in keys.family.dropped}
-    return lambda name: without_numbers(name) in texts or matches_any(name, unplaced_keys)
+    return lambda name: mask_numbers(name) in texts or matches_any(name, unplaced_keys)
 
 
 def backbone_hint(
@@ -352,9 +354,9 @@ def _families_of(config: Mapping[str, object]) -> list[Family]:
 
 
 def _is_language_model(config: Mapping[str, object]) -> bool:
-    built = config.get("architectures")
-    return not (isinstance(built, list) and built) or any(
-        str(item).endswith(_LANGUAGE_MODELS) for item in built
+    result = config.get("architectures")
+    return not (isinstance(result, list) and result) or any(
+        str(item).endswith(_LANGUAGE_MODELS) for item in result
     )
 
 
@@ -380,13 +382,13 @@ def _prefixes(names: Sequence[str]) -> list[str]:
     return list(result)[:_MAX_PREFIXES]
 
 
-def _below(tree: Tree, prefix: str) -> Tree:
+def _subtree(tree: Tree, prefix: str) -> Tree:
     below = f"{prefix}."
     leaves = {path: leaf for path, leaf in tree.items() if dotted(path).startswith(below)}
-    return _renamed(Tree(leaves, tree.metadata), lambda name: name.removeprefix(below))
+    return _rename(Tree(leaves, tree.metadata), lambda name: name.removeprefix(below))
 
 
-def _renamed(tree: Tree, name: Callable[[str], str]) -> Tree:
+def _rename(tree: Tree, name: Callable[[str], str]) -> Tree:
     return Tree({(name(dotted(path)),): leaf for path, leaf in tree.items()}, tree.metadata)
 
 
@@ -411,7 +413,7 @@ def _left_out_names(
 ) -> frozenset[str]:
     """Return the names that MaxText does not support, if the configuration identifies them."""
     try:
-        return frozenset(keys.family.table(config, CONFIG).left_out_of(arrays))
+        return frozenset(keys.family.table(config, CONFIG).unmatched_right(arrays))
     except CheckpointError:
         return frozenset()
 
@@ -448,12 +450,12 @@ class FamilyFit:
         hits = {
             group: [
                 form
-                for form, held in forms.get(group[0], ())
-                if _numbers_match(group[1], held) and _has_match(result, form)
+                for form, fixed in forms.get(group[0], ())
+                if _numbers_match(group[1], fixed) and _has_match(result, form)
             ]
             for group, result in names.items()
         }
-        met = frozenset(template for result in hits.values() for template in result)
+        present = frozenset(template for result in hits.values() for template in result)
         unmet = {group: names[group] for group, result in hits.items() if not result}
         expected = unmet
         if left_out:
@@ -465,7 +467,7 @@ class FamilyFit:
             for group, result in expected.items()
             if result and not matches_any(result[0], keys.ignored)
         }
-        return cls(keys, named, keys.required(met), met, others, len(names))
+        return cls(keys, named, keys.required(present), present, others, len(names))
 
     @property
     def matched(self) -> int:
@@ -501,9 +503,9 @@ class FamilyFit:
         )
 
 
-def _numbers_match(numbers: Sequence[str | None], held: Sequence[str | None]) -> bool:
+def _numbers_match(numbers: Sequence[str | None], fixed: Sequence[str | None]) -> bool:
     """Return whether numbers match those of a template, in which None matches any number."""
-    return all(one is None or one == other for one, other in zip(held, numbers, strict=True))
+    return all(one is None or one == other for one, other in zip(fixed, numbers, strict=True))
 
 
 def _has_match(names: Iterable[str], template: Key) -> bool:

@@ -17,16 +17,16 @@ from ckpttools.mapping.blocks import (
     Block,
     Fits,
     block_counts,
+    block_scales,
     cells_of_grid,
     fitting_cells,
     grid_of,
-    merged_counts,
-    of_blocks,
+    merge_counts,
     times_of,
 )
 from ckpttools.mapping.build import ValueNote
 from ckpttools.mapping.row import Row
-from ckpttools.mapping.row_conversion import RowConversion, joined, part_of
+from ckpttools.mapping.row_conversion import RowConversion, join_parts, part_of
 from ckpttools.mapping.table import Table
 from ckpttools.mapping.values import Multiply
 from ckpttools.maxtext.native_fp8 import ScaleGrids
@@ -81,19 +81,19 @@ def scale_grids(
         sounds: Source key of a quantized weight -> a check of its scales and the converted scales, which runs
             when they are read.
     """
-    sizes, flags = table.known_of(arrays, left=inverse, cut=cut)
+    sizes, flags = table.infer_known(arrays, left=inverse, cut=cut)
     known = {name for name, value in flags.items() if value}
     problems: dict[str, None] = {}
     quantized_rows: list[_Scaled] = []
-    way = _Way(sizes, scales, block, fits, sounds or {}, inverse=inverse)
-    for row in (row for row in table.rows if row.applies(known) and _is_known(row, sizes)):
+    context = _Way(sizes, scales, block, fits, sounds or {}, inverse=inverse)
+    for row in (row for row in table.rows if row.applies(known) and _has_known_lengths(row, sizes)):
         try:
-            scaled = _scaled(row, way)
+            scaled = _scaled_row(row, context)
         except MappingError as error:
             problems[_line(row, error)] = None
         else:
             quantized_rows += [] if scaled is None else [scaled]
-    builder = _ScaleBuilder(quantized_rows, way)
+    builder = _ScaleBuilder(quantized_rows, context)
     values: list[ValueNote] = []
     for scaled in quantized_rows:
         try:
@@ -118,30 +118,31 @@ class _Way:
     inverse: bool
 
 
-def _is_known(row: Row, sizes: Mapping[str, int]) -> bool:
+def _has_known_lengths(row: Row, sizes: Mapping[str, int]) -> bool:
     """Return whether a row has arrays and known axis lengths; otherwise the table refuses it."""
     needed = {*row.left.axes, *row.right.axes, *row.left.key.needs, *row.right.key.needs}
     return needed <= sizes.keys() and all(sizes[axis] for axis in needed)
 
 
-def _scaled(row: Row, way: _Way) -> _Scaled | None:
+def _scaled_row(row: Row, context: _Way) -> _Scaled | None:
     """Return the row with its scale layout if its weights are quantized.
 
     Raises:
         MappingError: Only some of the weights of a target array are quantized, or as for `_cut`.
     """
-    sizes, scales = way.sizes, way.scales
-    source, target = (row.left, row.right) if way.inverse else (row.right, row.left)
+    sizes, scales = context.sizes, context.scales
+    source, target = (row.left, row.right) if context.inverse else (row.right, row.left)
     keys = RowConversion(source, target, sizes).source_keys
     indices: list[Mapping[str, int]] = []
     count = 0
     for index in target.indices(sizes):
-        there = [key in scales for key in keys(index)]
-        if any(there) and not all(there):
+        have_scales = [key in scales for key in keys(index)]
+        if any(have_scales) and not all(have_scales):
             raise MappingError(
-                "only some of the parts of an array are quantized", got=f"{sum(there)} of {len(there)}"
+                "only some of the parts of an array are quantized",
+                got=f"{sum(have_scales)} of {len(have_scales)}",
             )
-        indices += [index] if any(there) else []
+        indices += [index] if any(have_scales) else []
         count += 1
     if not indices:
         return None
@@ -149,30 +150,30 @@ def _scaled(row: Row, way: _Way) -> _Scaled | None:
         raise MappingError(
             "only some of the weights of an array are quantized", got=f"{len(indices)} of {count}"
         )
-    if way.block is not None:
-        return _cut(_Scaled(row, source, target, tuple(indices), {}), way, way.block)
+    if context.block is not None:
+        return _split_into_cells(_Scaled(row, source, target, tuple(indices), {}), context, context.block)
     if source.join is not None or target.join is not None:
         raise MappingError("the parts of an array would need separate scales, but share one")
     return _Scaled(row, _one_scale(source, target), _one_scale(target, source), tuple(indices), {})
 
 
-def _cut(scaled: _Scaled, way: _Way, block: Block) -> _Scaled:
+def _split_into_cells(scaled: _Scaled, context: _Way, block: Block) -> _Scaled:
     """Return the row with its axes cut into cells.
 
     Raises:
         MappingError: No cells are inside blocks on both sides, or the source's grid does not fit.
     """
-    row, sizes = scaled.row, way.sizes
+    row, sizes = scaled.row, context.sizes
     if row.left.join is not None or row.right.join is not None:
         counts = block_counts(row.right, sizes, block)
         grid = grid_of(row.left, sizes, {**sizes, **counts})
-        return replace(scaled, counts=counts, misfit=way.fits(row, sizes, grid))
-    if way.inverse:
+        return replace(scaled, counts=counts, misfit=context.fits(row, sizes, grid))
+    if context.inverse:
         first = next(RowConversion(row.left, row.right, sizes).source_keys(scaled.indices[0]))
-        counts = cells_of_grid(row.left, sizes, way.scales[first].shape)
-        misfit = way.fits(row, sizes, way.scales[first].shape)
+        counts = cells_of_grid(row.left, sizes, context.scales[first].shape)
+        misfit = context.fits(row, sizes, context.scales[first].shape)
         return replace(scaled, counts=counts, times=times_of(row.right, sizes, counts, block), misfit=misfit)
-    counts, misfit = fitting_cells(row, sizes, block, way.fits)
+    counts, misfit = fitting_cells(row, sizes, block, context.fits)
     return replace(scaled, counts=counts, times=times_of(row.right, sizes, counts, block), misfit=misfit)
 
 
@@ -185,11 +186,11 @@ def _one_scale(side: Side, other: Side) -> Side:
 class _ScaleBuilder:
     """Builds target scales from rows; scales of several parts are built once all parts are present."""
 
-    def __init__(self, rows: Iterable[_Scaled], way: _Way) -> None:
+    def __init__(self, rows: Iterable[_Scaled], context: _Way) -> None:
         self.arrays: dict[str, LazyArray] = {}
         self.cells: dict[str, tuple[LazyArray, Block]] = {}
-        self._sizes, self._scales, self._inverse = way.sizes, way.scales, way.inverse
-        self._sounds = way.sounds
+        self._sizes, self._scales, self._inverse = context.sizes, context.scales, context.inverse
+        self._sounds = context.sounds
         self._parts: defaultdict[str, list[tuple[Side, LazyArray]]] = defaultdict(list)
         self._counts: defaultdict[object, list[Mapping[str, int]]] = defaultdict(list)
         for row in rows:
@@ -242,7 +243,7 @@ class _ScaleBuilder:
         other_counts = (
             count for is_source, side in sides if side.join for count in self._counts[is_source, side.key]
         )
-        return merged_counts((scaled.counts, *other_counts))
+        return merge_counts((scaled.counts, *other_counts))
 
     def _op(self, scaled: _Scaled) -> Multiply | None:
         """Return the value op of the weights, which is applied to their scales."""
@@ -257,13 +258,13 @@ class _ScaleBuilder:
         target = scaled.target
         if self._inverse and scaled.times != (1, 1):
             self.cells[key] = scales, scaled.times
-            scales = of_blocks(scales, scaled.times)
+            scales = block_scales(scales, scaled.times)
         if target.join is None:
             self.arrays[key] = scales
             return
         self._parts[key].append((target, scales))
         if len(self._parts[key]) == len(target.parts):
-            self.arrays[key] = joined(self._parts[key], cut)
+            self.arrays[key] = join_parts(self._parts[key], cut)
 
 
 def _with_shape(key: str, scales: LazyArray, expected: Shape, *, single: bool) -> LazyArray:

@@ -69,9 +69,9 @@ def with_scan_axis(tree: Tree, axis: int | None) -> Tree:
     if axis is None:
         return tree
     view = view_of(tree)
-    noted = None if scan_axes(view.decoder) == (axis,) else axis
-    is_noted = noted == view.notes.scan_axis
-    return tree if is_noted else with_layer_notes(tree, replace(view.notes, scan_axis=noted))
+    recorded = None if scan_axes(view.decoder) == (axis,) else axis
+    is_noted = recorded == view.notes.scan_axis
+    return tree if is_noted else with_layer_notes(tree, replace(view.notes, scan_axis=recorded))
 
 
 def scan_axis_remarks(tree: Tree) -> tuple[str, ...]:
@@ -97,7 +97,7 @@ class KeepScanAxis:
 
     def __call__(self, tree: Tree) -> Transformed:
         """Apply the transform, and note the scan axis if it has become ambiguous."""
-        built = self.transform(tree)
-        before, after = view_of(tree), view_of(built.tree)
+        result = self.transform(tree)
+        before, after = view_of(tree), view_of(result.tree)
         is_lost = after.is_axis_open and not before.is_axis_open
-        return replace(built, tree=with_scan_axis(built.tree, before.scan_axis)) if is_lost else built
+        return replace(result, tree=with_scan_axis(result.tree, before.scan_axis)) if is_lost else result

@@ -119,23 +119,23 @@ def _refuse_quantized(tree: Tree) -> None:
 
 
 def _layer_counts_hint(
-    config: Mapping[str, Any], family: Family, how: KeptParts, scan_axis: int | None
+    config: Mapping[str, Any], family: Family, parts: KeptParts, scan_axis: int | None
 ) -> str | None:
     """Return a hint with the nearest valid numbers of layers."""
-    if how.layers is None:
+    if parts.layers is None:
         return None
 
     def fits(count: int) -> bool:
         try:
-            small = smaller_config(config, family, replace(how, layers=range(count)))
+            small = smaller_config(config, family, replace(parts, layers=range(count)))
             family.table(small.config, CONFIG, scan_axis=scan_axis)
         except CheckpointError:
             return False
         return True
 
-    expected = len(how.layers)
+    expected = len(parts.layers)
     ways = (range(expected - 1, 0, -1), range(expected + 1, expected + _MAX_TRIED))
-    near = [item for item in (next(filter(fits, way), None) for way in ways) if item]
+    near = [item for item in (next(filter(fits, candidates), None) for candidates in ways) if item]
     return f"{' or '.join(option('layers', item) for item in near)} fits" if near else None
 
 
@@ -149,11 +149,11 @@ def _family_cycle(family: Family) -> int:
 
 
 def _check_cycle(cycle: int, small: SmallerConfig) -> None:
-    odd = [(a, b) for b, a in enumerate(small.layers) if a % cycle != b % cycle]
-    if odd:
+    mismatched = [(a, b) for b, a in enumerate(small.layers) if a % cycle != b % cycle]
+    if mismatched:
         raise UsageError(
             f"layers of this family repeat every {cycle} layers, and their kinds would change",
-            got=f"layer {odd[0][0]} in place of layer {odd[0][1]}",
+            got=f"layer {mismatched[0][0]} in place of layer {mismatched[0][1]}",
             expected=f"layers whose new indices have the same remainders modulo {cycle}",
             hint="keep the first layers, given as a number",
         )
@@ -208,16 +208,16 @@ class _ModelCutter:
         before, after = (family.table(item, CONFIG, spelling=spelling) for item in (config, small.config))
         layers = {number: new for new, number in enumerate(small.layers)}
         parts = tuple(key for part in family.parts.values() for key in part.keys)
-        built = cls(SmallerRows(before, after, layers, is_left), source, parts)
-        built._cut()
-        return built
+        result = cls(SmallerRows(before, after, layers, is_left), source, parts)
+        result._shrink_arrays()
+        return result
 
-    def _cut(self) -> None:
+    def _shrink_arrays(self) -> None:
         leaves: dict[Path, Leaf] = {}
         layers: dict[Path, Path | None] = {}
         rest: dict[Path, Leaf] = {}
         for path, leaf in self.source.items():
-            head, name, tail = self._split(path)
+            head, name, tail = self._split_path(path)
             result = self.rows.of(name, leaf) if name and isinstance(leaf, LazyArray) else None
             if result is None:
                 rest[path] = leaf
@@ -229,8 +229,8 @@ class _ModelCutter:
             layers[key] = layers.get(key) or (to and to[len(head) : len(head) + 2])
             if to is not None:
                 leaves[to] = array
-        for path, leaf in self._without_parts(rest).items():
-            location = _moved_path(path, layers)
+        for path, leaf in self._other_leaves(rest).items():
+            location = _shrunk_path(path, layers)
             if location is not None:
                 leaves[location] = leaf
         metadata = self.source.metadata
@@ -238,7 +238,7 @@ class _ModelCutter:
         declared = replace(metadata, scalars=metadata.scalars & leaves.keys(), key_impls=impls)
         self.tree = Tree(leaves, declared)
 
-    def _split(self, path: Path) -> tuple[Path, str, Path]:
+    def _split_path(self, path: Path) -> tuple[Path, str, Path]:
         """Split a path into the part before the model's name, the name, and the rest."""
         if not self.rows.is_left:
             return (), dotted(path), ()
@@ -249,7 +249,7 @@ class _ModelCutter:
         end = len(path) - (path[-1] == VALUE)
         return path[:start], dotted(path[start:end]), path[end:]
 
-    def _without_parts(self, rest: Mapping[Path, Leaf]) -> Mapping[Path, Leaf]:
+    def _other_leaves(self, rest: Mapping[Path, Leaf]) -> Mapping[Path, Leaf]:
         """Return the leaves that no row describes, without MTP layers.
 
         Raises:
@@ -264,19 +264,19 @@ class _ModelCutter:
         if not self.rows.is_left:
             stay = {name for name in arrays if matches_any(name, self.parts)}
             arrays = {name: item for name, item in arrays.items() if name not in stay}
-        gone = set() if self.rows.is_left else {*table.left_out_of(arrays)}
-        gone |= {name for name in arrays if matches_any(name, table.dropped)}
-        if odd := [name for name in arrays if name not in gone]:
+        unmatched = set() if self.rows.is_left else {*table.unmatched_right(arrays)}
+        unmatched |= {name for name in arrays if matches_any(name, table.dropped)}
+        if unmapped := [name for name in arrays if name not in unmatched]:
             raise CoverageError(
-                f"{array_count(odd)} have no row in the family:{listing(odd)}",
+                f"{array_count(unmapped)} have no row in the family:{listing(unmapped)}",
                 location=self.source.metadata.location or None,
                 hint=f"leave out arrays that are not part of the model: {action('select')}",
             )
-        self.dropped = tuple(sort_naturally(gone))
-        return {path: leaf for path, leaf in rest.items() if dotted(path) not in gone}
+        self.dropped = tuple(sort_naturally(unmatched))
+        return {path: leaf for path, leaf in rest.items() if dotted(path) not in unmatched}
 
 
-def _moved_path(path: Path, layers: Mapping[Path, Path | None]) -> Path | None:
+def _shrunk_path(path: Path, layers: Mapping[Path, Path | None]) -> Path | None:
     """Return the new path of a leaf that belongs to a layer; None if the layer is removed."""
     for k in range(len(path) - 1):
         if path[k] == DECODER and path[k : k + 2] in layers:

@@ -67,7 +67,7 @@ class SmallerConfig:
     changes: tuple[str, ...]
 
 
-def smaller_config(config: Mapping[str, Any], family: Family, how: KeptParts) -> SmallerConfig:
+def smaller_config(config: Mapping[str, Any], family: Family, parts: KeptParts) -> SmallerConfig:
     """Return the configuration of a part of a model.
 
     Raises:
@@ -75,24 +75,27 @@ def smaller_config(config: Mapping[str, Any], family: Family, how: KeptParts) ->
             has one entry per layer.
         UsageError: A layer does not exist, or the model is smaller than the parts to keep.
     """
-    built: dict[str, Any] = json.loads(json.dumps(config))
-    count_field = _field(built, _layer_fields(family), "layers")
-    count: int = nested_value(built, count_field)
-    kept = list(range(count)) if how.layers is None else list(how.layers)
+    result: dict[str, Any] = json.loads(json.dumps(config))
+    count_field = _field(result, _layer_fields(family), "layers")
+    count: int = nested_value(result, count_field)
+    kept = list(range(count)) if parts.layers is None else list(parts.layers)
     _check_layers(kept, count)
     changes = []
-    if how.layers is not None:
-        changes += [*_with_size(built, count_field, len(kept)), *_per_layer(built, count_field, count, kept)]
-    if how.experts is not None:
-        field = _field(built, family.sizes.get("expert", ()), "experts")
-        _check_fewer(how.experts, nested_value(built, field), "experts")
-        changes += [*_with_size(built, field, how.experts), *_with_routing(built, how.experts)]
-    if how.vocab is not None:
-        field = _field(built, family.sizes.get("vocab", ()), "vocab")
-        _check_fewer(how.vocab, nested_value(built, field), "vocab")
-        changes += [*_with_size(built, field, how.vocab), *_without_padding(built, field, how.vocab)]
-        changes += _removed_token_changes(built, field, how.vocab)
-    return SmallerConfig(built, kept, tuple(changes))
+    if parts.layers is not None:
+        changes += [
+            *_with_size(result, count_field, len(kept)),
+            *_per_layer(result, count_field, count, kept),
+        ]
+    if parts.experts is not None:
+        field = _field(result, family.sizes.get("expert", ()), "experts")
+        _check_fewer(parts.experts, nested_value(result, field), "experts")
+        changes += [*_with_size(result, field, parts.experts), *_with_routing(result, parts.experts)]
+    if parts.vocab is not None:
+        field = _field(result, family.sizes.get("vocab", ()), "vocab")
+        _check_fewer(parts.vocab, nested_value(result, field), "vocab")
+        changes += [*_with_size(result, field, parts.vocab), *_drop_padding_token(result, field, parts.vocab)]
+        changes += _removed_token_changes(result, field, parts.vocab)
+    return SmallerConfig(result, kept, tuple(changes))
 
 
 def _layer_fields(family: Family) -> list[str]:
@@ -104,15 +107,15 @@ def _layer_fields(family: Family) -> list[str]:
     return [name for name in names if isinstance(name, str) and name.rpartition(".")[2] in _LAYERS]
 
 
-def _field(config: Mapping[str, Any], names: Sequence[str | int], what: str) -> str:
+def _field(config: Mapping[str, Any], names: Sequence[str | int], subject: str) -> str:
     """Return the first of these fields that a configuration has."""
     known = [name for name in names if isinstance(name, str)]
     result = next((name for name in known if isinstance(nested_value(config, name), int)), None)
     if result is None:
         raise ConfigError(
-            f"{option(what)} does not apply to this model",
-            expected=" or ".join(dict.fromkeys(known)) or f"a model with {what}",
-            hint=f"leave {option(what)} out",
+            f"{option(subject)} does not apply to this model",
+            expected=" or ".join(dict.fromkeys(known)) or f"a model with {subject}",
+            hint=f"leave {option(subject)} out",
         )
     return result
 
@@ -126,9 +129,9 @@ def _check_layers(kept: Sequence[int], count: int) -> None:
         )
 
 
-def _check_fewer(expected: int, there: int, what: str) -> None:
-    if not 1 <= expected <= there:
-        raise UsageError("the model has fewer", got=option(what, expected), expected=f"1 to {there}")
+def _check_fewer(expected: int, available: int, subject: str) -> None:
+    if not 1 <= expected <= available:
+        raise UsageError("the model has fewer", got=option(subject, expected), expected=f"1 to {available}")
 
 
 def _parts(config: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -172,7 +175,7 @@ def _per_layer(config: dict[str, Any], field: str, count: int, kept: Sequence[in
             yield f"{above}{'.' * bool(above)}{name} is {json.dumps(part[name])}"
 
 
-def _without_padding(config: dict[str, Any], field: str, vocab: int) -> Iterator[str]:
+def _drop_padding_token(config: dict[str, Any], field: str, vocab: int) -> Iterator[str]:
     """Remove a padding token that no longer exists, because torch rejects it."""
     for prefix, part in _parts(config):
         token = part.get("pad_token_id")
@@ -186,13 +189,13 @@ def _removed_token_changes(config: dict[str, Any], field: str, vocab: int) -> It
     for prefix, part in _parts(config):
         for name in _SPECIAL_TOKENS if field.startswith(prefix) else ():
             declared = part.get(name)
-            gone = [
+            removed = [
                 item
                 for item in (declared if isinstance(declared, list) else [declared])
                 if _is_removed(item, vocab)
             ]
-            if gone:
-                numbers = ", ".join(map(str, gone))
+            if removed:
+                numbers = ", ".join(map(str, removed))
                 yield (
                     f"{prefix}{name} is {numbers}, none of the {vocab} tokens: choose another token to "
                     f"generate"

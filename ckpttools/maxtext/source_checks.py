@@ -50,7 +50,7 @@ def refuse_hugging_face(tree: Tree) -> None:
             "this is already a Hugging Face checkpoint, and its model cannot be converted",
             location=tree.metadata.location,
             got=f"model_type {config.get('model_type')!r}",
-            hint=f"{_rewriting(tree, 'safetensors')} writes it with its present names",
+            hint=f"{_rewrite_command(tree, 'safetensors')} writes it with its present names",
         )
     if config is not None or _has_embedding(tree, _HUGGING_FACE):
         raise _wrong_direction_error(
@@ -127,9 +127,9 @@ def _factors(tree: Tree) -> tuple[list[str], list[str]]:
 
 def _merge_hint(tree: Tree) -> str:
     """Return the hint for adapters that are stored next to parameters."""
-    apart = parse(tree.metadata.location) / _ADAPTER_DIRECTORY
-    if (apart / ADAPTER).is_file():
-        merging = action("merge_adapter", "BASE", "DST", adapter=str(apart))
+    adapter_directory = parse(tree.metadata.location) / _ADAPTER_DIRECTORY
+    if (adapter_directory / ADAPTER).is_file():
+        merging = action("merge_adapter", "BASE", "DST", adapter=str(adapter_directory))
         return f"the adapter is also stored separately: {merging}"
     if wrapped_weights(tree):
         return (
@@ -148,7 +148,7 @@ def _refuse_part(tree: Tree) -> None:
             location=tree.metadata.location,
             expected=f"a model that {action('families')} lists",
             hint=f"{action('inspect')}, {action('diff')} and {action('hash')} accept it; "
-            f"{_rewriting(tree, 'orbax')} writes it with its present names",
+            f"{_rewrite_command(tree, 'orbax')} writes it with its present names",
         )
 
 
@@ -168,11 +168,11 @@ def _missing_config_error(tree: Tree) -> CheckpointError:
         got=first_names([dotted(path) for path in tree.arrays], 3),
         expected=f"the names of a model that {action('families')} lists",
         hint=f"{action('inspect', tree.metadata.location)} lists all names; "
-        f"{_rewriting(tree, 'safetensors')} writes it with its present names",
+        f"{_rewrite_command(tree, 'safetensors')} writes it with its present names",
     )
 
 
-def _rewriting(tree: Tree, format: str) -> str:
+def _rewrite_command(tree: Tree, format: str) -> str:
     return action("convert", tree.metadata.location, "DST", format=format)
 
 
@@ -184,7 +184,7 @@ def _wrong_direction_error(
         location=tree.metadata.location,
         got=kind,
         hint=f"{instead} converts it to a {other} checkpoint; "
-        f"{_rewriting(tree, rewrite)} writes it with its present names",
+        f"{_rewrite_command(tree, rewrite)} writes it with its present names",
     )
 
 

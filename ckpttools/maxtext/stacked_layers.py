@@ -35,18 +35,18 @@ def unstack_layers(tree: Tree, stacks: Sequence[LayerStack], axis: int) -> Tree:
         FormatError: Two arrays would get the same path.
     """
     by_key, axis_of = {item.key: item for item in stacks}, _axes(view_of(tree), axis)
-    built: dict[Path, Leaf] = {}
+    result: dict[Path, Leaf] = {}
     origins: dict[Path, Path] = {}
     for path, leaf in tree.items():
         location = layer_key_slice(path, by_key)
         stack = by_key[path[location]] if location else _NO_STACK
         on = STATE_AXIS if _is_scale_of_layer(path, leaf, stack.shape) else axis_of(path)
         parts = _unstack_leaf(path, location, stack, leaf, on) if location else {path: leaf}
-        if duplicates := parts.keys() & built.keys():
+        if duplicates := parts.keys() & result.keys():
             raise collision(min(duplicates))
-        built |= parts
+        result |= parts
         origins |= dict.fromkeys(parts, path)
-    return _with_metadata(tree, built, origins)
+    return _with_metadata(tree, result, origins)
 
 
 def stack_layers(
@@ -81,16 +81,16 @@ def stack_layers(
         if spot in into.leaves:
             raise collision(target)
         into.leaves[spot], into.paths[spot] = leaf, path
-    built: dict[Path, Leaf] = {}
+    result: dict[Path, Leaf] = {}
     origins: dict[Path, Path] = {}
     for target, item in gathered.items():
         if item.missing and all(known.of(path) == "other" for path in item.paths.values()):
-            built |= {path: item.leaves[spot] for spot, path in item.paths.items()}
+            result |= {path: item.leaves[spot] for spot, path in item.paths.items()}
             origins |= {path: path for path in item.paths.values()}
         else:
-            built[target] = _stack_leaves(target, item)
+            result[target] = _stack_leaves(target, item)
             origins[target] = next(iter(item.paths.values()))
-    return _with_metadata(tree, built, origins)
+    return _with_metadata(tree, result, origins)
 
 
 def stacked_paths(tree: Tree, stacks: Sequence[LayerStack]) -> set[Path]:
@@ -133,14 +133,14 @@ def _replace_key(path: Path, location: slice, key: Path) -> Path:
 def _axes(view: MaxTextView, axis: int) -> Callable[[Path], int]:
     """Return a function from a path to its stacking axis."""
     # These parameters are outside the model, or the view has moved their layers from axis 0.
-    there = {
-        home
-        for inner, home in view.homes.items()
-        if home == view.flavour.wrapped(inner) and home not in view.on_first_axis
+    axes = {
+        tree_path
+        for inner, tree_path in view.homes.items()
+        if tree_path == view.flavour.wrapped(inner) and tree_path not in view.leading_layer_paths
     }
 
     def axis_of(path: Path) -> int:
-        return axis if path in there or view.roles.of(path) == "optimizer" else STATE_AXIS
+        return axis if path in axes or view.roles.of(path) == "optimizer" else STATE_AXIS
 
     return axis_of
 
@@ -189,22 +189,22 @@ def _stack_leaves(path: Path, gathered: _StackLeaves) -> Leaf:
             location=keystr(path),
             expected=f"one shape of at least {axis} axes, one dtype",
         )
-    return _nested(arrays, gathered.layers.shape, axis)
+    return _nest_parts(arrays, gathered.layers.shape, axis)
 
 
-def _nested(parts: list[LazyArray], shape: Shape, axis: int) -> LazyArray:
+def _nest_parts(parts: list[LazyArray], shape: Shape, axis: int) -> LazyArray:
     """Stack parts in C order over `shape`, starting at `axis`."""
     for length in reversed(shape):
         parts = [stack(parts[k : k + length], axis) for k in range(0, len(parts), length)]
     return parts[0]
 
 
-def _with_metadata(tree: Tree, built: Mapping[Path, Leaf], origins: Mapping[Path, Path]) -> Tree:
+def _with_metadata(tree: Tree, leaves: Mapping[Path, Leaf], origins: Mapping[Path, Path]) -> Tree:
     """Return the new leaves with the metadata of their sources."""
     source = tree.metadata
     impls = {path: source.key_impls[old] for path, old in origins.items() if old in source.key_impls}
     scalars = frozenset(path for path, old in origins.items() if path == old and path in source.scalars)
-    return Tree(built, replace(source, key_impls=impls, scalars=scalars))
+    return Tree(leaves, replace(source, key_impls=impls, scalars=scalars))
 
 
 def check_moments(tree: Tree) -> None:
@@ -213,17 +213,17 @@ def check_moments(tree: Tree) -> None:
     Raises:
         ShapeError: An optimizer leaf of a layer has a different shape from its parameter.
     """
-    odd = list(_odd_moments(tree))
-    if odd:
+    mismatched = list(_mismatched_moments(tree))
+    if mismatched:
         raise ShapeError(
             "parts of the optimizer state do not mirror the parameters, so their layers are unknown"
-            + listing(odd),
+            + listing(mismatched),
             location=tree.metadata.location or None,
             hint=f"first remove the optimizer state with {action('strip_optimizer')}",
         )
 
 
-def _odd_moments(tree: Tree) -> Iterator[str]:
+def _mismatched_moments(tree: Tree) -> Iterator[str]:
     view = view_of(tree)
     shapes = {(DECODER, *path): item.shape for path, item in view.decoder.items()}
     for path, array in tree.arrays.items():

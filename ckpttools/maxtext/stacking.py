@@ -12,7 +12,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, UsageError, listing
 from ckpttools.core.message_terms import action, call, option
 from ckpttools.core.text import plural
-from ckpttools.formats.adapters import adapter_in, is_adapter, is_lora, merging
+from ckpttools.formats.adapters import adapter_in, is_adapter, is_lora, merge_hint
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.keys import longest_stride, parse_key
 from ckpttools.mapping.sizes import Size, derive, lengths_of, sizes_from_config
@@ -23,7 +23,7 @@ from ckpttools.maxtext.model_options import ModelOptions, family_for
 from ckpttools.maxtext.recognition import FamilyFit, family_fits
 from ckpttools.maxtext.scan_axis import KeepScanAxis, known_scan_axis, with_scan_axis
 from ckpttools.maxtext.stacked_layers import check_moments, stack_layers, stacked_paths, unstack_layers
-from ckpttools.maxtext.strip import NewFlavour, StripOptimizer
+from ckpttools.maxtext.strip import NewFlavor, StripOptimizer
 from ckpttools.maxtext.variables import first_axis_of, refuse_moments, version_of_state
 from ckpttools.maxtext.versions import (
     BLOCKS,
@@ -86,18 +86,18 @@ class StackLayers:
                 hint=f"there is nothing to do; {action('unstack')} unstacks them",
             )
         notes = view.notes
-        noted = self.cycle is None and self.names is None and notes_match(notes, view.single_layers)
-        stacks = notes.stacks if noted else plan_stacks(view.decoder, self.cycle, self.names)
+        is_recorded = self.cycle is None and self.names is None and notes_match(notes, view.single_layers)
+        stacks = notes.stacks if is_recorded else plan_stacks(view.decoder, self.cycle, self.names)
         check_moments(tree)
         first = notes.first_axis
         if self.maxtext is not None or not notes_match(notes, view.single_layers):
             version = version_called(self.maxtext) if self.maxtext else version_of_state(view)
             refuse_moments(tree, version)
             first = first_axis_of(stacked_paths(tree, stacks), view, version)
-        built = stack_layers(tree, stacks, self.axis, first)
+        result = stack_layers(tree, stacks, self.axis, first)
         done = LayerNotes(first_axis=first if self.axis else frozenset())
-        built = with_scan_axis(with_layer_notes(built, done), self.axis)
-        return Transformed(_with_scan_layers(built, scan_layers=True))
+        result = with_scan_axis(with_layer_notes(result, done), self.axis)
+        return Transformed(_with_scan_layers(result, scan_layers=True))
 
 
 @validate_fields
@@ -135,9 +135,9 @@ class UnstackLayers:
         stacks = layer_stacks(view.decoder, axis)
         check_moments(tree)
         singles = [stack for stack in stacks if stack.shape or len(stack.key) > 1]
-        notes = LayerNotes(tuple(singles), axis, first_axis_names(view.on_first_axis))
-        built = with_layer_notes(unstack_layers(tree, stacks, axis), notes)
-        return Transformed(_with_scan_layers(built, scan_layers=False))
+        notes = LayerNotes(tuple(singles), axis, first_axis_names(view.leading_layer_paths))
+        result = with_layer_notes(unstack_layers(tree, stacks, axis), notes)
+        return Transformed(_with_scan_layers(result, scan_layers=False))
 
 
 @validate_fields
@@ -152,7 +152,7 @@ class ForceUnroll:
 
     axis: int | None = None
     keep_step: bool = False
-    flavour: NewFlavour = "same"
+    flavour: NewFlavor = "same"
 
     def __call__(self, tree: Tree) -> Transformed:
         """Return the unstacked parameters.
@@ -212,7 +212,7 @@ def _refuse_peft(tree: Tree) -> None:
         expected=_EXPECTED,
         hint=f"`{command}` stacks its layers, or leaves them single with {option('scan', False)}"
         if is_lora(location)
-        else merging(location),
+        else merge_hint(location),
     )
 
 
@@ -252,10 +252,10 @@ class StackAsModel:
             UsageError: MaxText would ignore the layers after the last complete cycle.
         """
         view = view_of(tree)
-        noted = view.notes.scan_axis if notes_match(view.notes, view.single_layers) else None
-        axis = self.axis if self.axis is not None else SCAN_AXIS if noted is None else noted
+        recorded_axis = view.notes.scan_axis if notes_match(view.notes, view.single_layers) else None
+        axis = self.axis if self.axis is not None else SCAN_AXIS if recorded_axis is None else recorded_axis
         declared = any(item is not None for item in (self.family, self.cycle, self.names, self.maxtext))
-        if LAYERS not in view.single_layers or (noted is not None and not declared):
+        if LAYERS not in view.single_layers or (recorded_axis is not None and not declared):
             return StackLayers(axis, self.cycle, self.names, self.maxtext)(tree)
         if self.cycle is None or self.family is not None or tree.metadata.config is not None:
             refuse_incomplete_cycles(self._families(tree), tree)
@@ -277,7 +277,7 @@ class StackAsModel:
         layouts: dict[Cycle, list[str]] = {}
         for family in self._families(tree):
             layouts.setdefault(cycle_of(family, version), []).append(family.name)
-        return _only_layout(layouts, tree.metadata.location, self.names)
+        return _single_layout(layouts, tree.metadata.location, self.names)
 
 
 def cycle_of(family: Family, version: Version) -> Cycle:
@@ -332,10 +332,10 @@ def _count_leftover_layers(family: Family, layers: int, config: Mapping[str, Any
 def _matching_families(tree: Tree) -> list[Family]:
     """Return the families whose layers have exactly these names."""
     fits = family_fits(_layers_alone(tree), families().values())
-    fitting = (
+    matching = (
         fit.keys.family for fit in fits if fit.matched and not fit.others and not _missing_templates(fit)
     )
-    return list({family.name: family for family in fitting}.values())
+    return list({family.name: family for family in matching}.values())
 
 
 def _layers_alone(tree: Tree) -> Tree:
@@ -348,7 +348,7 @@ def _missing_templates(fit: FamilyFit) -> list[str]:
     return [template for template in fit.missing if template.startswith(_LAYERS_PREFIX)]
 
 
-def _only_layout(layouts: Mapping[Cycle, Iterable[str]], location: str, names: CycleNames | None) -> Cycle:
+def _single_layout(layouts: Mapping[Cycle, Iterable[str]], location: str, names: CycleNames | None) -> Cycle:
     """Return the only matching layout.
 
     Raises:

@@ -73,7 +73,7 @@ class StoredHead:
         from ckpttools.plan.pieces import Tiles, fit_pieces
 
         head, table = self.oriented, self.embedding
-        if head is table or _same_bytes(head, table):
+        if head is table or _have_same_bytes(head, table):
             return None
         if head.shape != table.shape:
             return HeadDeviation(head.shape[0] if head.shape else 0, head.shape[0] if head.shape else 0, None)
@@ -176,12 +176,12 @@ def with_head_compared(error: CoverageError, tree: Tree, options: ToMaxText, mem
 
 def is_alias(names: Head, arrays: Mapping[str, LazyArray]) -> bool:
     """Return whether a file stores the head and the embedding once, under two names."""
-    return {names.head, names.embedding} <= arrays.keys() and _same_bytes(
+    return {names.head, names.embedding} <= arrays.keys() and _have_same_bytes(
         arrays[names.head], arrays[names.embedding]
     )
 
 
-def _same_bytes(head: LazyArray, table: LazyArray) -> bool:
+def _have_same_bytes(head: LazyArray, table: LazyArray) -> bool:
     """Return whether two arrays are the same stored bytes."""
     return (
         isinstance(head, Stored)
@@ -215,13 +215,13 @@ def _compare_piece(item: tuple[LazyArray, LazyArray], piece: Region, unequal: np
     largest = 0.0
     for part in split_evenly(piece, _ELEMENTS):
         inside = part.relative_to(piece).slices
-        mine, other = _to_float64(head[inside], item[0]), _to_float64(table[inside], item[1])
-        differs = (mine != other) & ~(np.isnan(mine) & np.isnan(other))
+        head_values, other = _to_float64(head[inside], item[0]), _to_float64(table[inside], item[1])
+        differs = (head_values != other) & ~(np.isnan(head_values) & np.isnan(other))
         if differs.any():
             where = slice(part.start[0], part.stop[0])
             unequal[where] |= differs.reshape(len(differs), -1).any(axis=1)
             with np.errstate(invalid="ignore"):
-                gap = np.abs(mine - other)[differs]
+                gap = np.abs(head_values - other)[differs]
             largest = max(largest, float(np.nan_to_num(gap, nan=np.inf, posinf=np.inf).max()))
     return largest
 
@@ -232,8 +232,8 @@ def _to_float64(carriers: np.ndarray, array: LazyArray) -> np.ndarray:
     from ckpttools.array.elements import wide, widen
 
     carriers = np.ascontiguousarray(carriers)
-    built = np.empty(carriers.shape, wide(array.dtype))
+    result = np.empty(carriers.shape, wide(array.dtype))
     # Casting signaling NaNs is an invalid operation, and the caller compares NaNs separately.
     with np.errstate(invalid="ignore"):
-        widen(carriers, array.dtype, built)
-        return built.astype(np.float64, copy=False)
+        widen(carriers, array.dtype, result)
+        return result.astype(np.float64, copy=False)

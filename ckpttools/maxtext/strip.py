@@ -19,14 +19,14 @@ from ckpttools.formats.orbax.runs import one_item
 from ckpttools.maxtext.layers import first_axis_names, with_layer_notes
 from ckpttools.maxtext.variables import collection_moves
 from ckpttools.maxtext.versions import NNX_AUX, OPTIMIZER, STEP, STEPS
-from ckpttools.maxtext.view import LINEN, NNX, Flavour, MaxTextView, linen_state, view_of
+from ckpttools.maxtext.view import LINEN, NNX, Flavor, MaxTextView, linen_state, view_of
 from ckpttools.quantized.protection import refuse_separation
 from ckpttools.quantized.view import quantized_view
 from ckpttools.roles.names import is_random
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.select import require_matches
 
-NewFlavour = Literal["same", "linen", "nnx"]
+NewFlavor = Literal["same", "linen", "nnx"]
 _AUXILIARY: Path = (NNX_AUX,)
 
 
@@ -48,7 +48,7 @@ class StripOptimizer:
     """
 
     keep_step: bool = False
-    flavour: NewFlavour = "same"
+    flavour: NewFlavor = "same"
     keep: Sequence[str] = ()
     drop: Sequence[str] = ()
 
@@ -82,14 +82,14 @@ class StripOptimizer:
                 + option("drop", "PATTERN"),
             )
         leaves = {new: left[old] for old, new in kept.items()}
-        built = _with_flavour_nodes(leaves, tree, target, self._step(tree))
+        result = _add_flavor_nodes(leaves, tree, target, self._step(tree))
         # A new step takes the position of the source's step.
-        stays = {*kept, *(STEPS if STEP in built else ())}
-        dropped = [path for path in tree.arrays if path not in stays]
+        kept_paths = {*kept, *(STEPS if STEP in result else ())}
+        dropped = [path for path in tree.arrays if path not in kept_paths]
         if quantized_view(tree).weights:
-            refuse_separation(tree, built, {new: old for old, new in kept.items() if old in tree.arrays})
-        notes = Notes(dropped=tuple(map(keystr, dropped)), remarks=_dropped_remarks(tree, dropped))
-        return Transformed(_only_item(_with_axis_notes(built, view_of(tree), kept, target)), notes)
+            refuse_separation(tree, result, {new: old for old, new in kept.items() if old in tree.arrays})
+        notes = Notes(dropped=tuple(map(keystr, dropped)), remarks=_count_dropped(tree, dropped))
+        return Transformed(_as_single_item(_with_axis_notes(result, view_of(tree), kept, target)), notes)
 
     def _require_clear(self, tree: Tree) -> None:
         """Raise an error if arrays may be either optimizer state or learned."""
@@ -98,11 +98,11 @@ class StripOptimizer:
         heads = dict.fromkeys(head for path in left if (head := known.unclear_of(path)))
         if heads:
             first = _pattern(next(iter(heads)), left)
-            beside = f" next to {keystr(known.mirrored)}" if known.mirrored else ""
+            neighbor_text = f" next to {keystr(known.mirrored)}" if known.mirrored else ""
             copy = f" if it, not {keystr(known.mirrored)}, is the copy" if known.mirrored else " a copy"
             raise FormatError(
                 "it is unclear whether this is optimizer state or learned, such as an average of "
-                f"parameters{beside}" + listing([_ambiguous_line(tree, head) for head in heads]),
+                f"parameters{neighbor_text}" + listing([_ambiguous_line(tree, head) for head in heads]),
                 location=tree.metadata.location or None,
                 hint=f"{quoted_option('keep', first)} if it is learned; "
                 f"{quoted_option('drop', first)} if it is state, or{copy}",
@@ -118,7 +118,7 @@ class StripOptimizer:
         return step
 
 
-def _dropped_remarks(tree: Tree, dropped: Sequence[Path]) -> tuple[str, ...]:
+def _count_dropped(tree: Tree, dropped: Sequence[Path]) -> tuple[str, ...]:
     """Return remarks with the number of dropped arrays of each kind."""
     known = view_of(tree).roles
     state = [path for path in dropped if known.of(path) == "optimizer"]
@@ -142,14 +142,14 @@ def _ambiguous_line(tree: Tree, head: Path) -> str:
     return f"{keystr(head)}: {array_count(arrays)}"
 
 
-def _parameter_paths(view: MaxTextView, target: Flavour) -> dict[Path, Path]:
+def _parameter_paths(view: MaxTextView, target: Flavor) -> dict[Path, Path]:
     """Map the paths of learned arrays to their paths in the new tree.
 
     Raises:
         FormatError: The target flavor does not support arrays outside the model, or two arrays would have the
             same path.
     """
-    own, model = view.flavour, {home: inner for inner, home in view.homes.items()}
+    own, model = view.flavour, {tree_path: inner for inner, tree_path in view.homes.items()}
     learned = view.of_role("parameter")
     empty = {path for path in learned if path not in view.arrays}
     if target == own:
@@ -164,11 +164,11 @@ def _parameter_paths(view: MaxTextView, target: Flavour) -> dict[Path, Path]:
         placed = {p: moved.get(p, p) for p in learned if p not in empty or p[:1] != _AUXILIARY}
     else:
         placed = {path: target.wrapped(inner) for path, inner in model.items()}
-        odd = [keystr(path) for path in learned if path not in placed and path not in empty]
-        if odd:
+        unplaced = [keystr(path) for path in learned if path not in placed and path not in empty]
+        if unplaced:
             raise FormatError(
                 f"the flavor {target.name} does not support these arrays outside the parameters"
-                + listing(odd),
+                + listing(unplaced),
                 location=view.metadata.location or None,
                 hint=f"keep the flavor with {option('flavour', 'same')}, or leave this out with "
                 f"{option('drop', 'PATTERN')}",
@@ -177,27 +177,25 @@ def _parameter_paths(view: MaxTextView, target: Flavour) -> dict[Path, Path]:
     return placed
 
 
-def _with_axis_notes(built: Tree, view: MaxTextView, kept: Mapping[Path, Path], target: Flavour) -> Tree:
+def _with_axis_notes(tree: Tree, view: MaxTextView, kept: Mapping[Path, Path], target: Flavor) -> Tree:
     """Return the new tree with notes about arrays whose layers are on axis 0."""
     notes = view.notes
     were: list[Path] = [tuple(name.split("/")) for name in notes.first_axis]
     # For unstacked layers, only the note records the axis.
     moved = [target.wrapped(path[2:]) for path in were if path[:1] == _AUXILIARY]
-    there = [kept[path] for path in view.on_first_axis if path in kept]
+    leading = [kept[path] for path in view.leading_layer_paths if path in kept]
     stay = [path for path in were if path[:1] != _AUXILIARY]
-    return with_layer_notes(built, replace(notes, first_axis=first_axis_names([*there, *moved, *stay])))
+    return with_layer_notes(tree, replace(notes, first_axis=first_axis_names([*leading, *moved, *stay])))
 
 
-def _only_item(tree: Tree) -> Tree:
+def _as_single_item(tree: Tree) -> Tree:
     """Return the tree as a single item if only one item of a training state remains."""
     left = [name for name in tree.metadata.items if any(path[0] == name for path in tree)]
     is_whole = all(path[0] in left for path in tree)
     return one_item(tree, left[0]) if len(left) == 1 and is_whole else tree
 
 
-def _with_flavour_nodes(
-    kept: Mapping[Path, Leaf], tree: Tree, target: Flavour, step: LazyArray | None
-) -> Tree:
+def _add_flavor_nodes(kept: Mapping[Path, Leaf], tree: Tree, target: Flavor, step: LazyArray | None) -> Tree:
     """Add the nodes that a flavor has around parameters; a step of None becomes 0."""
     leaves, scalars, source = dict(kept), tree.metadata.scalars, tree.metadata
     if target == LINEN:

@@ -54,10 +54,10 @@ def shapes_of(config: Mapping[str, Any]) -> dict[str, Shape]:
     Raises:
         ConfigError, ShapeError: No family has the model's type, or the configuration lacks a size.
     """
-    return _in_natural_order(right_shapes(_table(config, family_of(config, CONFIG))))
+    return _sort_naturally(right_shapes(_table(config, family_of(config, CONFIG))))
 
 
-def _in_natural_order(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+def _sort_naturally(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
     return {name: shapes[name] for name in sort_naturally(shapes)}
 
 
@@ -85,7 +85,7 @@ def synthetic_model(
     scale = _scale(plain, location)
     dtype = dtype or DTYPES["bfloat16"]
     leaves: dict[Path, Leaf] = {}
-    for name, shape in _in_natural_order(shapes).items():
+    for name, shape in _sort_naturally(shapes).items():
         leaves[name,] = _array(name, shape, _row(name, table), (seed, scale), dtype)
     metadata = Metadata("safetensors", config=plain, location=location, notes=notes, is_other_model=True)
     return Tree(leaves, metadata)
@@ -107,13 +107,13 @@ def _scale(config: Mapping[str, Any], location: str) -> float:
 def _refuse_other_arrays(config: Mapping[str, Any], family: Family, location: str) -> None:
     facts = ModelFacts(config, silent=default_values(config))
     limits = (limit for limit in family.settings.limits if limit.expected.left.name in _ARRAY_FIELDS)
-    odd = [limit for limit in limits if not limit.conditions and not limit.holds(facts)]
-    if odd:
+    unmet = [limit for limit in limits if not limit.conditions and not limit.holds(facts)]
+    if unmet:
         raise ConfigError(
             f"this configuration describes other arrays than the rows of family {family.name}",
             location=location or CONFIG,
-            got=", ".join(f"{facts.location_of(item.expected.left.name)}: {item.reason}" for item in odd),
-            expected=" and ".join(str(item.expected).replace("config.", "") for item in odd),
+            got=", ".join(f"{facts.location_of(item.expected.left.name)}: {item.reason}" for item in unmet),
+            expected=" and ".join(str(item.expected).replace("config.", "") for item in unmet),
         )
 
 
@@ -155,7 +155,9 @@ def _row(name: str, table: Table) -> Row | None:
     return next((row for row in table.rows if row.right.key.numbers(name) is not None), None)
 
 
-def _array(name: str, shape: Shape, row: Row | None, noise: tuple[int, float], dtype: DType) -> LazyArray:
+def _array(
+    name: str, shape: Shape, row: Row | None, size_and_number: tuple[int, float], dtype: DType
+) -> LazyArray:
     """Return an array as `transformers` initializes it."""
     op = row.op if row else None
     if isinstance(op, Whole):
@@ -163,14 +165,14 @@ def _array(name: str, shape: Shape, row: Row | None, noise: tuple[int, float], d
     last = name.rpartition(".")[2]
     if len(shape) == 1 and ("norm" in name or last == "layer_scalar") and last != "bias":
         # Norms that MaxText stores plus 1 are stored as offsets, so 0 is neutral.
-        return _filled_array(shape, 0.0 if isinstance(op, Shift) else 1.0, dtype)
+        return _filled(shape, 0.0 if isinstance(op, Shift) else 1.0, dtype)
     if last == "bias" or last.endswith("_bias"):
-        return _filled_array(shape, 0.0, dtype)
-    array = seeded_noise(shape, noise[0], name, noise[1])
+        return _filled(shape, 0.0, dtype)
+    array = seeded_noise(shape, size_and_number[0], name, size_and_number[1])
     return array if dtype == array.dtype else elementwise(array, Convert(dtype))
 
 
-def _filled_array(shape: Shape, number: float, dtype: DType) -> LazyArray:
+def _filled(shape: Shape, number: float, dtype: DType) -> LazyArray:
     import numpy as np
 
     return Constant(shape, dtype, np.array(number, np.float32).astype(dtype.numpy).tobytes())
@@ -210,7 +212,7 @@ def stitch_models(towers: Tree, decoder: Tree) -> Tree:
             location=towers.metadata.location or None,
             hint=f"first keep only the parameters with {action('strip_optimizer')}",
         )
-    text, other = (_of_maxtext if sides[0] else _of_hugging_face)(towers, decoder)
+    text, other = (_maxtext_arrays if sides[0] else _hugging_face_arrays)(towers, decoder)
     location = towers.metadata.location or None
     if len(text) == len(towers.arrays):
         raise UsageError(
@@ -258,13 +260,13 @@ TextArrays = tuple[Mapping[str, Path], Mapping[str, LazyArray]]
 """The paths of text arrays in the first model, and the text arrays of the second model, by common names."""
 
 
-def _of_maxtext(towers: Tree, decoder: Tree) -> TextArrays:
+def _maxtext_arrays(towers: Tree, decoder: Tree) -> TextArrays:
     homes, others = view_of(towers).homes, view_of(decoder).homes
     own = by_name({inner: path for inner, path in homes.items() if inner[0] in _TEXT})
     return own, by_name({inner: decoder.arrays[path] for inner, path in others.items() if inner[0] in _TEXT})
 
 
-def _of_hugging_face(towers: Tree, decoder: Tree) -> TextArrays:
+def _hugging_face_arrays(towers: Tree, decoder: Tree) -> TextArrays:
     family = family_for(towers.metadata.config, ModelOptions(), towers.metadata.location or CONFIG)
     patterns = family.tower_patterns(family.towers)
     rest = (*family.unplaced_keys, *(key for part in family.parts.values() for key in part.keys))
@@ -282,16 +284,16 @@ def _of_hugging_face(towers: Tree, decoder: Tree) -> TextArrays:
 def _check_text_models(
     text: Mapping[str, Path], other: Mapping[str, LazyArray], towers: Tree, decoder: Tree
 ) -> None:
-    odd = [f"{name}: missing" for name in text if name not in other]
-    odd += [f"{name}: extra" for name in other if name not in text]
-    odd += [
+    mismatches = [f"{name}: missing" for name in text if name not in other]
+    mismatches += [f"{name}: extra" for name in other if name not in text]
+    mismatches += [
         f"{name}: {list(other[name].shape)}, expected {list(towers.arrays[path].shape)}"
         for name, path in text.items()
         if name in other and other[name].shape != towers.arrays[path].shape
     ]
-    if odd:
+    if mismatches:
         raise CoverageError(
-            f"the text models do not match:{listing(odd)}",
+            f"the text models do not match:{listing(mismatches)}",
             location=decoder.metadata.location or None,
             expected=f"the names and shapes of {towers.metadata.location or 'the other model'}",
         )

@@ -13,7 +13,7 @@ from ckpttools.maxtext.versions import EMBEDDING, HEAD
 from ckpttools.model_families.family import Family, Spelling
 
 FLAG = "tied"
-WAYS = ("keep", "drop", "materialize")
+TIED_MODES = ("keep", "drop", "materialize")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def left_head(family: Family) -> str | None:
     return next((str(row.left.key) for row in family.rows if FLAG in row.unless.split()), None)
 
 
-def tied_flags(way: str | None, head: str | None, names: Mapping[str, LazyArray]) -> dict[str, Flag]:
+def tied_flags(tied_mode: str | None, head: str | None, names: Mapping[str, LazyArray]) -> dict[str, Flag]:
     """Return the flag that the user sets; nothing if the configuration decides.
 
     Args:
@@ -59,7 +59,7 @@ def tied_flags(way: str | None, head: str | None, names: Mapping[str, LazyArray]
         head: The name of the source's head, or None.
         names: The arrays of the source.
     """
-    if way is None or head is None:
+    if tied_mode is None or head is None:
         return {}
-    tied = {"keep": head not in names, "drop": True, "materialize": False}[way]
-    return {FLAG: Flag(tied, option("tied", way))}
+    tied = {"keep": head not in names, "drop": True, "materialize": False}[tied_mode]
+    return {FLAG: Flag(tied, option("tied", tied_mode))}

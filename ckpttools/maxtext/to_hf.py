@@ -39,8 +39,8 @@ from ckpttools.maxtext.model_config import (
     absent_mtp_field,
     absent_towers,
     config_for_weights,
+    drop_absent_parts,
     text_config,
-    without_absent_parts,
 )
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.native_fp8 import (
@@ -48,7 +48,7 @@ from ckpttools.maxtext.native_fp8 import (
     ScaleGrids,
     hugging_face_grids,
     native_parameters,
-    refused_weights,
+    raise_for_problems,
     with_quantization_config,
 )
 from ckpttools.maxtext.original_dtypes import main_dtype, restore_dtype
@@ -125,7 +125,7 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
     notes = Notes()
     if not converted.codes:
         files, notes = _with_plain_carried(files, source.options.dtype)
-    left_out = bound.table.left_out_of(files.weights)
+    left_out = bound.table.unmatched_right(files.weights)
     carried = _carried_arrays(left_out, source.options, files, quantized=bool(converted.codes))
     built = _build_arrays(source, converted, carried)
     config = _config(source, converted, built)
@@ -177,10 +177,12 @@ def _convert(source: BoundSource) -> _ConvertedArrays:
     """Map the expected arrays, refusing those that contradict the model's configuration."""
     bound, files, expected = source.bound, source.files, source.expected
     grids = hugging_face_grids(bound.table, expected, source.native, (VOCAB,))
-    with refused_weights(grids.problems, files.config, source.location):
-        whole = _mapped(replace(bound, table=grids.table), expected, source.options, files)
-    codes = {key: array for key, array in whole.arrays.items() if key in grids.scales}
-    mapped = replace(whole, arrays={key: array for key, array in whole.arrays.items() if key not in codes})
+    with raise_for_problems(grids.problems, files.config, source.location):
+        all_mapped = _map_arrays(replace(bound, table=grids.table), expected, source.options, files)
+    codes = {key: array for key, array in all_mapped.arrays.items() if key in grids.scales}
+    mapped = replace(
+        all_mapped, arrays={key: array for key, array in all_mapped.arrays.items() if key not in codes}
+    )
     source.unbound.require_agreement(bound, expected)
     refuse_unmappable(mapped.weights, source.tree.metadata.config, source.location)
     main = main_dtype(mapped.arrays, mapped.changed)
@@ -191,15 +193,15 @@ def _build_arrays(
     source: BoundSource, converted: _ConvertedArrays, carried: Mapping[str, LazyArray]
 ) -> dict[str, LazyArray]:
     """Return all arrays of the model: mapped, copied, carried and quantized ones."""
-    built, dtype = dict(converted.plain), source.options.dtype
+    result, dtype = dict(converted.plain), source.options.dtype
     head = _head_to_copy(source, converted)
     if head is not None:
-        built[head.head] = built[head.embedding]
-    built.update(carried)
+        result[head.head] = result[head.embedding]
+    result.update(carried)
     if dtype is not None:
         spared = _quantized_names(carried, source.files)
-        built = {key: array if key in spared else cast(array, dtype) for key, array in built.items()}
-    return built | converted.quantized
+        result = {key: array if key in spared else cast(array, dtype) for key, array in result.items()}
+    return result | converted.quantized
 
 
 def _head_to_copy(source: BoundSource, converted: _ConvertedArrays) -> tying.Head | None:
@@ -210,15 +212,15 @@ def _head_to_copy(source: BoundSource, converted: _ConvertedArrays) -> tying.Hea
 
 
 def _config(
-    source: BoundSource, converted: _ConvertedArrays, built: Mapping[str, LazyArray]
+    source: BoundSource, converted: _ConvertedArrays, arrays: Mapping[str, LazyArray]
 ) -> WeightsConfig | None:
     """Return the `config.json` for these arrays; None if no configuration is known."""
     head = _head(source)
-    tied = None if head is None else head.head not in built
-    config = config_to_write(source.bound, source.options, source.files, built, tied)
+    tied = None if head is None else head.head not in arrays
+    config = config_to_write(source.bound, source.options, source.files, arrays, tied)
     if config is None or not converted.codes:
         return config
-    declared, changes = with_quantization_config(config.config, built, converted.codes, source.native.block)
+    declared, changes = with_quantization_config(config.config, arrays, converted.codes, source.native.block)
     return WeightsConfig(declared, (*config.changes, *changes))
 
 
@@ -226,7 +228,7 @@ def _head(source: BoundSource) -> tying.Head | None:
     return tying.right_head(source.bound.family, source.bound.spelling)
 
 
-def _mapped(
+def _map_arrays(
     bound: BoundModel, arrays: Mapping[str, LazyArray], options: ToHuggingFace, files: ModelFiles
 ) -> Mapped:
     """Map the arrays by the model's table.
@@ -257,8 +259,8 @@ def _surplus_arrays(
     for row in table.rows:
         name = str(row.left.key)
         if name in mapped.extra:
-            kept = mapped.sizes[VOCAB]
-            yield str(row.right.key), Surplus.of(name, arrays[name], mapped.extra[name], kept)
+            vocabulary = mapped.sizes[VOCAB]
+            yield str(row.right.key), Surplus.of(name, arrays[name], mapped.extra[name], vocabulary)
     # Without a configuration, only the arrays decide.
     known = table.flags
     reasons = {
@@ -319,7 +321,9 @@ def require_towers(model: HuggingFaceModel, files: ModelFiles, location: str) ->
             location=location,
             got=f"{' and '.join(absent)} in {files.location}",
             expected="all of the model's arrays, or the configuration of a model without these parts",
-            hint=f"copy them from the model with {like_and_carry()}{alone if model.has_text_model else ''}",
+            hint=(
+                f"copy them from the model with {copy_options_hint()}{alone if model.has_text_model else ''}"
+            ),
         )
 
 
@@ -336,7 +340,7 @@ def _restored_arrays(
 
 
 def hf_value_notes(
-    mapped: Mapped, built: Mapping[str, LazyArray], options: ToHuggingFace, dropped: tuple[str, ...]
+    mapped: Mapped, arrays: Mapping[str, LazyArray], options: ToHuggingFace, dropped: tuple[str, ...]
 ) -> Notes:
     """Return notes about changed values for the user.
 
@@ -347,7 +351,7 @@ def hf_value_notes(
         dropped: The arrays that are left out.
     """
     rounded = {
-        key: built[key].dtype for key in mapped.changed if built[key].dtype != mapped.arrays[key].dtype
+        key: arrays[key].dtype for key in mapped.changed if arrays[key].dtype != mapped.arrays[key].dtype
     }
     changed = [(item, _rounded_dtypes(item, rounded)) for item in mapped.values]
     inexact = [Note(item.key, item.reason) for item, back in changed if not (item.exact or back)]
@@ -356,8 +360,8 @@ def hf_value_notes(
         for item, back in changed
         if item.exact or back
     ]
-    for axis, (there, kept) in mapped.cut.items():
-        text = f"{there} in MaxText, {kept} in the model: the last {there - kept} are cut off"
+    for axis, (total, remaining) in mapped.cut.items():
+        text = f"{total} in MaxText, {remaining} in the model: the last {total - remaining} are cut off"
         if options.padding_rows is None:
             values.append(Note(axis, f"{text}, all of which are zeros"))
         else:
@@ -386,7 +390,7 @@ def config_to_write(
     bound: BoundModel,
     options: ToHuggingFace,
     files: ModelFiles,
-    built: Mapping[str, LazyArray],
+    arrays: Mapping[str, LazyArray],
     tied: bool | None,
 ) -> WeightsConfig | None:
     """Return the configuration of the output, or None; raises the errors of `without_absent_parts`."""
@@ -396,14 +400,14 @@ def config_to_write(
     size = bound.table.sizes.get(VOCAB) if options.padding_rows == "keep" else None
     rule = bound.family.flags.get(tying.FLAG)
     vocab = size.length if size else None
-    config = config_for_weights(text or files.config, built, tied, tied_by=rule, vocab=vocab)
+    config = config_for_weights(text or files.config, arrays, tied, tied_by=rule, vocab=vocab)
     if text is None:
-        return without_absent_parts(bound.family, config, built, files.location)
+        return drop_absent_parts(bound.family, config, arrays, files.location)
     return replace(config, changes=("it describes only the text model", *config.changes))
 
 
 def config_remarks(
-    config: WeightsConfig | None, built: Mapping[str, LazyArray], lacking: bool
+    config: WeightsConfig | None, arrays: Mapping[str, LazyArray], is_missing_parts: bool
 ) -> Iterator[str]:
     """Yield remarks on the configuration.
 
@@ -417,16 +421,18 @@ def config_remarks(
         yield f"no {CONFIG} is written, because none is known: {remedy}"
         return
     yield from (f"{CONFIG}: {change}" for change in config.changes)
-    prediction = absent_mtp_field(config.config, built)
+    prediction = absent_mtp_field(config.config, arrays)
     if prediction:
-        remedy = "nor in the model" if lacking else f"{like_and_carry()} copies them from the model"
+        remedy = (
+            "nor in the model" if is_missing_parts else f"{copy_options_hint()} copies them from the model"
+        )
         yield (
             f"{CONFIG}: {prediction} is {config.config[prediction]}, but MTP layers "
-            f"do not exist here{', ' if lacking else '; '}{remedy}"
+            f"do not exist here{', ' if is_missing_parts else '; '}{remedy}"
         )
 
 
-def like_and_carry() -> str:
+def copy_options_hint() -> str:
     """Return the options that copy arrays from the original model."""
     return f"{option('like', 'HF_DIR')} {option('carry', True)}"
 
@@ -495,7 +501,7 @@ def bind_source(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> BoundS
     refuse_quantized(plain, tree.metadata.config, tree.metadata.location)
     unbound = UnboundModel.of(tree, arrays, options, files)
     bound, options = unbound.bind(), unbound.options
-    head = _unwanted_head(bound, arrays, options.model.tied)
+    head = _omitted_head(bound, arrays, options.model.tied)
     towers = frozenset(unwanted_towers(bound.family, arrays, options))
     source = BoundSource(tree, native, unbound, bound, head, towers)
     if options.padding_rows == "keep":
@@ -505,14 +511,16 @@ def bind_source(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> BoundS
 
 def _with_all_rows(bound: BoundModel, arrays: Mapping[str, LazyArray]) -> BoundModel:
     """Return the model with a vocabulary of all stored rows."""
-    there = [length for length, _ in bound.table.to_right(arrays, (VOCAB,)).cut.values()]
-    if not there:
+    lengths = [length for length, _ in bound.table.to_right(arrays, (VOCAB,)).cut.values()]
+    if not lengths:
         return bound
-    sizes = {**bound.table.sizes, VOCAB: Size(max(there), option("padding_rows", "keep"))}
+    sizes = {**bound.table.sizes, VOCAB: Size(max(lengths), option("padding_rows", "keep"))}
     return replace(bound, table=replace(bound.table, sizes=sizes))
 
 
-def _unwanted_head(bound: BoundModel, arrays: Mapping[str, LazyArray], way: str | None) -> frozenset[str]:
+def _omitted_head(
+    bound: BoundModel, arrays: Mapping[str, LazyArray], tied_mode: str | None
+) -> frozenset[str]:
     """Return the output head that the user leaves out, or None."""
     head = tying.left_head(bound.family)
-    return frozenset((head,) if way == "drop" and head is not None and head in arrays else ())
+    return frozenset((head,) if tied_mode == "drop" and head is not None and head in arrays else ())

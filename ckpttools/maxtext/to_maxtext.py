@@ -8,7 +8,7 @@ from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.patterns import expand_branches, first_match, matching, prefixes
+from ckpttools.array.patterns import expand_branches, first_match, match_names, prefixes
 from ckpttools.array.tree import Leaf, Tree, by_name, dotted
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.dataclass import dataclass
@@ -40,9 +40,9 @@ from ckpttools.maxtext.native_fp8 import (
     SCALE,
     KeptWeights,
     ScaleGrids,
-    misfits_remark,
+    grid_mismatch_remark,
     native_grids,
-    refused_weights,
+    raise_for_problems,
     split_quantized,
 )
 from ckpttools.maxtext.original_dtypes import recorded_dtypes, with_uniform_dtypes
@@ -68,7 +68,7 @@ from ckpttools.transforms.strip_wrappers import drop_states, strip_wrappers
 if TYPE_CHECKING:
     from ckpttools.maxtext.stored_head import StoredHead
 
-_OF_FLAX = (
+_FLAX_NAMES = (
     "these are Flax names, and Flax matrices have their inputs first: "
     f"rules for {action('remap')} change both"
 )
@@ -113,7 +113,7 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
             a request.
         FormatError: Weights have an unsupported quantization scheme, or lack their scales.
     """
-    drop = expand_branches(dotted_patterns(options.drop, tree), map(dotted, tree.arrays))
+    drop = expand_branches(normalize_patterns(options.drop, tree), map(dotted, tree.arrays))
     bare = drop_states(tree, drop)
     recomputed = {dotted(path): array for path, array in tree.arrays.items() if path not in bare.tree.leaves}
     tree, noted = bare.tree, tree.metadata.notes + bare.notes
@@ -136,7 +136,7 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
         if has_llama_names(map(dotted, hub.tree.arrays)):
             raise error.at(hint=OTHER_MODELS_HINT) from error
         if any(dotted(path).endswith(".kernel") for path in hub.tree.arrays):
-            raise error.at(hint=_OF_FLAX) from error
+            raise error.at(hint=_FLAX_NAMES) from error
         if others := patterns_outside_model(hub.tree, options.drop):
             hint = (
                 f"the checkpoint contains arrays outside the model: leave them out with "
@@ -167,22 +167,22 @@ def _refuse_kinds_of_layers(error: NotCoveredError, tree: Tree, options: ToMaxTe
     silent = default_fields(config)
     flags = {name: rule.read(config, CONFIG, silent).value for name, rule in family.flags.items()}
     facts = ModelFacts(config, flags=flags, silent=default_values(config))
-    layers, why = layers_with_other_kinds(family, facts)
+    layers, explanation = layers_with_other_kinds(family, facts)
     result = error.coverage
     keys = [*result.missing, *result.extra, *(item.key for item in result.misshapen)]
     if layers and all(layers & {int(part) for part in key.split(".") if part.isdecimal()} for key in keys):
-        hint = f"{why}; MaxText cannot run this model"
+        hint = f"{explanation}; MaxText cannot run this model"
         raise NotCoveredError(
             error.raw.message, result, location=error.location or "", hint=hint, is_unsupported=True
         )
 
 
-def dotted_patterns(drop: Sequence[str], tree: Tree) -> list[str]:
+def normalize_patterns(drop: Sequence[str], tree: Tree) -> list[str]:
     """Return patterns with dots between keys in place of the user's slashes."""
     names = {prefix for path in tree for prefix in prefixes(dotted(path), ".")}
 
     def is_joined(pattern: str) -> bool:
-        return not matching(names, (pattern,)) and any(first_match(path, (pattern,)) for path in tree)
+        return not match_names(names, (pattern,)) and any(first_match(path, (pattern,)) for path in tree)
 
     return [item.replace("/", ".") if "/" in item and is_joined(item) else item for item in drop]
 
@@ -198,9 +198,9 @@ def _hub_patterns(drop: Sequence[str], tree: Tree, plain: Tree, hub: Tree) -> tu
         return ()
     names, own = by_name(hub.arrays), by_name(tree.arrays)
     result = expand_branches(drop, names)
-    of_source = [item for item in result if not matching(names, [item]) and matching(own, [item])]
-    now = {id(leaf): dotted(path) for path, leaf in plain.items()}
-    renamed = [now.get(id(own[name]), name) for name in matching(own, of_source)]
+    of_source = [item for item in result if not match_names(names, [item]) and match_names(own, [item])]
+    current_names = {id(leaf): dotted(path) for path, leaf in plain.items()}
+    renamed = [current_names.get(id(own[name]), name) for name in match_names(own, of_source)]
     if hub is not plain:
         renamed = [hub_name(name) or name for name in renamed]
     # Arrays that no longer exist were left out together with the wrappers.
@@ -208,30 +208,30 @@ def _hub_patterns(drop: Sequence[str], tree: Tree, plain: Tree, hub: Tree) -> tu
     return (*(item for item in result if item not in of_source), *literal)
 
 
-def _to_maxtext(tree: Tree, options: ToMaxText, noted: Notes) -> MaxTextState:
-    kept, plain = _unquantized(tree, options)
+def _to_maxtext(tree: Tree, options: ToMaxText, source_notes: Notes) -> MaxTextState:
+    kept, plain = _split_quantized(tree, options)
     source = bind_hf_source(kept, options)
-    mapped, grids = _mapped(source, options)
+    mapped, grids = _map_source(source, options)
     unplaced_keys = source.unplaced_keys()
     if not (options.carry or options.text_only or options.leaves_out):
         refuse_lost_parts(source.family, unplaced_keys, source.location)
     carried = unplaced_keys if options.carry else {}
     values = replace(
         mapped,
-        arrays=_without_names(mapped.arrays, grids.scales),
+        arrays=_drop_names(mapped.arrays, grids.scales),
         values=(*mapped.values, *grids.values),
     )
     remarks = Notes(remarks=tuple(maxtext_remarks(source, grids, options, unplaced_keys)))
     dropped = set(mapped.dropped) - carried.keys()
-    declared = _kept_notes(kept, dropped) if plain is None else plain.notes_without(dropped)
-    notes = noted + declared + value_notes(source.family, values, options, carried) + remarks
+    declared = _kept_weight_notes(kept, dropped) if plain is None else plain.notes_without(dropped)
+    notes = source_notes + declared + value_notes(source.family, values, options, carried) + remarks
     dtypes = {} if options.dtype else recorded_dtypes(source.arrays, mapped.altered, source.spelling.plain)
     state = _state(mapped, grids, options)
     lost, tied = source.lost_head, source.tied
     return MaxTextState(state, carried, source.spelling.name, notes, dtypes, lost, tied)
 
 
-def _mapped(source: HuggingFaceSource, options: ToMaxText) -> tuple[Mapped, ScaleGrids]:
+def _map_source(source: HuggingFaceSource, options: ToMaxText) -> tuple[Mapped, ScaleGrids]:
     """Return MaxText's arrays, and the scales of those that stay quantized.
 
     Raises:
@@ -241,7 +241,7 @@ def _mapped(source: HuggingFaceSource, options: ToMaxText) -> tuple[Mapped, Scal
     """
     tree, arrays, drop, config = source.kept.tree, source.arrays, source.drop, source.config
     grids = native_grids(source.table, arrays, source.kept)
-    with refused_weights(grids.problems, config, source.location), _named_family(options, config):
+    with raise_for_problems(grids.problems, config, source.location), _named_family(options, config):
         mapped = grids.table.to_left(arrays, drop, exact=options.exact)
     if config is not None:
         require_own_rows(
@@ -250,7 +250,7 @@ def _mapped(source: HuggingFaceSource, options: ToMaxText) -> tuple[Mapped, Scal
             source.location,
             lambda item: bind_family(item, tree, arrays, options)[1].to_left(arrays, drop).arrays,
         )
-    refuse_unmappable(_without_names(mapped.weights, grids.scales), config, source.location)
+    refuse_unmappable(_drop_names(mapped.weights, grids.scales), config, source.location)
     return mapped, grids
 
 
@@ -269,13 +269,13 @@ def _named_family(options: ToMaxText, config: Mapping[str, Any] | None) -> Itera
 
 def _state(mapped: Mapped, grids: ScaleGrids, options: ToMaxText) -> Tree:
     """Return the tree of MaxText's state: cast arrays, unchanged quantized values, and scales."""
-    built = {
+    result = {
         key: cast(array, options.dtype) if options.dtype and key not in grids.scales else array
         for key, array in mapped.arrays.items()
     }
-    built |= {key + SCALE: scales for key, scales in grids.scales.items()}
+    result |= {key + SCALE: scales for key, scales in grids.scales.items()}
     parameters: dict[TreePath, LazyArray] = {
-        tuple(key.split(".")): array for key, array in sorted(built.items())
+        tuple(key.split(".")): array for key, array in sorted(result.items())
     }
     state = linen_state(parameters, 0, {SCAN_LAYERS: options.scan})
     if not options.scan:
@@ -283,7 +283,7 @@ def _state(mapped: Mapped, grids: ScaleGrids, options: ToMaxText) -> Tree:
     return with_variable_axes(with_scan_axis(state, options.scan_axis), version_called(options.maxtext))
 
 
-def _unquantized(tree: Tree, options: ToMaxText) -> tuple[KeptWeights, DequantizedTree | None]:
+def _split_quantized(tree: Tree, options: ToMaxText) -> tuple[KeptWeights, DequantizedTree | None]:
     """Return the tree without scales, with its weights either kept quantized or dequantized."""
     if options.quantized == "keep":
         refuse_few_bits(options.dtype, tree.metadata.location)
@@ -292,13 +292,13 @@ def _unquantized(tree: Tree, options: ToMaxText) -> tuple[KeptWeights, Dequantiz
     return KeptWeights(plain.tree), plain
 
 
-def _kept_notes(kept: KeptWeights, dropped: Collection[str]) -> Notes:
+def _kept_weight_notes(kept: KeptWeights, dropped: Collection[str]) -> Notes:
     """Return notes on weights that stay quantized."""
     count = plural(len(kept.scales.keys() - dropped), "weight")
     return kept.notes + Notes(remarks=(f"kept in FP8, with their scales: {count} of the source",))
 
 
-def _without_names(arrays: Mapping[str, LazyArray], names: Collection[str]) -> dict[str, LazyArray]:
+def _drop_names(arrays: Mapping[str, LazyArray], names: Collection[str]) -> dict[str, LazyArray]:
     return {key: array for key, array in arrays.items() if key not in names}
 
 
@@ -323,7 +323,7 @@ def maxtext_remarks(
     if not source.kept.scales:
         yield from _stale_config_remarks(declared_quantization(source.config))
     if grids.misfits:
-        yield misfits_remark(grids.misfits)
+        yield grid_mismatch_remark(grids.misfits)
     if not (options.carry and unplaced_keys):
         yield from _lost_array_remarks(
             [key for key in unplaced_keys if key not in towers and key not in source.kept.aside]
@@ -356,10 +356,10 @@ def _tower_handling(family: Family, options: ToMaxText) -> str:
     return f"are left out, also in the reverse conversion, {model}"
 
 
-def _tower_remarks(towers: Collection[str], way: str) -> Iterator[str]:
+def _tower_remarks(towers: Collection[str], tower_mode: str) -> Iterator[str]:
     """Yield a remark on towers that are left out."""
     if towers:
-        yield f"the towers {way} ({option('text_only', True)}): {array_count(towers)}"
+        yield f"the towers {tower_mode} ({option('text_only', True)}): {array_count(towers)}"
 
 
 def _vocab_notes(family: Family, vocab: int | None, pad_vocab: int | None) -> Iterator[Note]:
@@ -409,7 +409,7 @@ class HuggingFaceSource:
 
     def unplaced_keys(self) -> dict[str, LazyArray]:
         """Return the arrays without a counterpart in MaxText, except those that the user leaves out."""
-        left = self.table.left_out_of({**self.arrays, **self.kept.aside})
+        left = self.table.unmatched_right({**self.arrays, **self.kept.aside})
         return {key: array for key, array in left.items() if not matches_any(key, self.drop)}
 
 
@@ -425,32 +425,32 @@ def bind_hf_source(kept: KeptWeights, options: ToMaxText) -> HuggingFaceSource:
         refuse_quantized(arrays, tree.metadata.config, tree.metadata.location)
     spelling = family.spelling_of(arrays)
     head, drop, lost = tying.right_head(family, spelling), options.drop, None
-    way = _head_handling(head, arrays, options)
-    may_be_alias = way is None and bool(table.flags[tying.FLAG].value)
-    if head is not None and head.head in arrays and (may_be_alias or way == "drop"):
+    head_mode = _head_handling(head, arrays, options)
+    may_be_alias = head_mode is None and bool(table.flags[tying.FLAG].value)
+    if head is not None and head.head in arrays and (may_be_alias or head_mode == "drop"):
         # Few tied models store a head.
         from ckpttools.maxtext.stored_head import StoredHead, is_alias
 
         if may_be_alias and is_alias(head, arrays):
-            way = "drop"
-        if way == "drop":
+            head_mode = "drop"
+        if head_mode == "drop":
             if not matches_any(head.head, drop) and head.embedding in arrays:
                 lost = StoredHead(head, arrays[head.head], arrays[head.embedding])
             drop = (*drop, head.head)
-    if way == "materialize" and head and head.head not in arrays and head.embedding in arrays:
+    if head_mode == "materialize" and head and head.head not in arrays and head.embedding in arrays:
         arrays[head.head] = arrays[head.embedding]
         widened = (*widened, head.copy_remark)
-    return HuggingFaceSource(kept, arrays, family, table, spelling, drop, widened, lost, way)
+    return HuggingFaceSource(kept, arrays, family, table, spelling, drop, widened, lost, head_mode)
 
 
 def _head_handling(
     head: tying.Head | None, arrays: Mapping[str, LazyArray], options: ToMaxText
 ) -> str | None:
     """Return how the output head is handled: the user's choice, or "drop" if it is dropped by name."""
-    way = options.model.tied
-    if way is None and head and head.head in arrays and matches_any(head.head, options.drop):
+    head_mode = options.model.tied
+    if head_mode is None and head and head.head in arrays and matches_any(head.head, options.drop):
         return "drop"
-    return way
+    return head_mode
 
 
 def _table(tree: Tree, arrays: Mapping[str, LazyArray], options: ToMaxText) -> tuple[Family, Table]:
@@ -468,8 +468,8 @@ def bind_family(
     family = family_in(family, version_called(options.maxtext))
     spelling = family.spelling_of(arrays)
     head = tying.right_head(family, spelling)
-    way = _head_handling(head, arrays, options)
-    tied = tying.tied_flags(way, head.head if head else None, arrays)
+    head_mode = _head_handling(head, arrays, options)
+    tied = tying.tied_flags(head_mode, head.head if head else None, arrays)
     table = family.table(
         config,
         CONFIG,
@@ -515,7 +515,7 @@ def _require_towers(family: Family, table: Table, arrays: Mapping[str, LazyArray
 
 def arrays_of(family: Family, tower: str, arrays: Mapping[str, LazyArray]) -> Mapping[str, LazyArray]:
     """Return a tower's arrays in Hugging Face files."""
-    return Table((), {}, left_out=family.tower_patterns((tower,))).left_out_of(arrays)
+    return Table((), {}, left_out=family.tower_patterns((tower,))).unmatched_right(arrays)
 
 
 def _dropped_towers(family: Family, arrays: Mapping[str, LazyArray], drop: Sequence[str]) -> Iterator[str]:
@@ -531,24 +531,24 @@ def _family(tree: Tree, config: Mapping[str, object], model: ModelOptions) -> Fa
     try:
         return family_for(config, model, tree.metadata.location)
     except ConfigError as error:
-        fitting = families_with_names_of(tree)
+        matching = families_with_names_of(tree)
         own = option("family", "FILE.toml")
         hint = (
             f"{action('families')} lists all families, but none has these names: describe yours in a "
             f"file, {own}"
         )
-        if len(fitting) == 1:
-            (only,) = fitting
-            chosen = option("family", only)
+        if len(matching) == 1:
+            (only,) = matching
+            family_hint = option("family", only)
             hint = (
-                f"its arrays have the names of {only}: if the model computes in the same way, {chosen} "
+                f"its arrays have the names of {only}: if the model computes in the same way, {family_hint} "
                 f"converts it"
             )
-        elif fitting:
-            chosen = option("family", "NAME")
+        elif matching:
+            family_hint = option("family", "NAME")
             hint = (
-                f"its arrays have the names of {', '.join(fitting)}, which give different values: "
-                f"choose the one that computes like the model with {chosen}"
+                f"its arrays have the names of {', '.join(matching)}, which give different values: "
+                f"choose the one that computes like the model with {family_hint}"
             )
         raise error.at(hint=hint) from error
 

@@ -74,17 +74,17 @@ class ForVersion:
                 hint="dequantize the checkpoint first: "
                 + action("cast", tree.metadata.location or "SRC", "DST", dtype="bfloat16"),
             )
-        built, trained = _with_trained_variables(_with_collected_variables(tree), version)
-        if view_of(built).is_stacked:
-            built = self._restack(built, version)
-        built = _with_untrained_variables(built, version)
-        if built.keys() == tree.keys() and built.arrays == tree.arrays:
+        result, trained = _with_trained_variables(_with_collected_variables(tree), version)
+        if view_of(result).is_stacked:
+            result = self._restack(result, version)
+        result = _with_untrained_variables(result, version)
+        if result.keys() == tree.keys() and result.arrays == tree.arrays:
             raise UsageError(
                 f"this checkpoint already has the layout of MaxText {version.name}",
                 location=tree.metadata.location or None,
                 hint="there is nothing to do",
             )
-        return Transformed(built, Notes(remarks=tuple(_missing_moments_remarks(trained, version))))
+        return Transformed(result, Notes(remarks=tuple(_missing_moments_remarks(trained, version))))
 
     def _restack(self, tree: Tree, version: Version) -> Tree:
         view = view_of(tree)
@@ -113,9 +113,9 @@ def _axis(tree: Tree) -> int:
     try:
         return known_scan_axis(view_of(tree)) or 0
     except FormatError as error:
-        apart = action("unstack", "SRC", "DST", scan_axis="N")
+        unstack_action = action("unstack", "SRC", "DST", scan_axis="N")
         raise error.at(
-            hint=f"unstack them first with {apart}, which records the axis for {action('stack')}"
+            hint=f"unstack them first with {unstack_action}, which records the axis for {action('stack')}"
         ) from error
 
 
@@ -138,9 +138,9 @@ def _with_collected_variables(tree: Tree) -> Tree:
         return tree
     paths = {path: moved.get(path, path) for path in tree}
     refuse_collisions(paths.values())
-    first = first_axis_names(moved[path] for path in view.on_first_axis if path in moved)
-    built = Tree({paths[path]: leaf for path, leaf in tree.items()}, tree.metadata)
-    return with_layer_notes(built, replace(view.notes, first_axis=view.notes.first_axis | first))
+    first = first_axis_names(moved[path] for path in view.leading_layer_paths if path in moved)
+    result = Tree({paths[path]: leaf for path, leaf in tree.items()}, tree.metadata)
+    return with_layer_notes(result, replace(view.notes, first_axis=view.notes.first_axis | first))
 
 
 def _with_trained_variables(tree: Tree, version: Version) -> tuple[Tree, list[Path]]:
@@ -151,17 +151,17 @@ def _with_trained_variables(tree: Tree, version: Version) -> tuple[Tree, list[Pa
     """
     view = view_of(tree)
     known = {
-        inner: home
-        for inner, home in view.homes.items()
-        if home[:2] == AUXILIARY
+        inner: tree_path
+        for inner, tree_path in view.homes.items()
+        if tree_path[:2] == AUXILIARY
         and any(is_variable(inner, item) for item in VERSIONS.values())
         and not is_variable(inner, version)
     }
     if not known:
         return tree, []
-    moved = {home: view.flavour.wrapped(inner) for inner, home in known.items()}
+    moved = {tree_path: view.flavour.wrapped(inner) for inner, tree_path in known.items()}
     refuse_collisions([*tree, *moved.values()])
-    on_axis = {home: view.parameters[inner] for inner, home in known.items()}
+    on_axis = {tree_path: view.parameters[inner] for inner, tree_path in known.items()}
     leaves = {moved.get(path, path): on_axis.get(path, leaf) for path, leaf in tree.items()}
     return Tree(leaves, tree.metadata), list(moved.values())
 
@@ -174,18 +174,18 @@ def _with_untrained_variables(tree: Tree, version: Version) -> Tree:
     """
     view = view_of(tree)
     moved = {
-        home: (*AUXILIARY, *inner)
-        for inner, home in view.homes.items()
-        if view.optimizer and home == view.flavour.wrapped(inner) and is_variable(inner, version)
+        tree_path: (*AUXILIARY, *inner)
+        for inner, tree_path in view.homes.items()
+        if view.optimizer and tree_path == view.flavour.wrapped(inner) and is_variable(inner, version)
     }
     if not moved:
         return tree
     refuse_moments(tree, version)
     refuse_collisions([*tree, *moved.values()])
-    built = Tree({moved.get(path, path): leaf for path, leaf in tree.items()}, tree.metadata)
+    result = Tree({moved.get(path, path): leaf for path, leaf in tree.items()}, tree.metadata)
     # All arrays there have their layers on axis 0.
     return with_layer_notes(
-        built, view.notes.with_first_axis(view.notes.first_axis - first_axis_names(moved))
+        result, view.notes.with_first_axis(view.notes.first_axis - first_axis_names(moved))
     )
 
 

@@ -107,8 +107,8 @@ class TrainingPlan:
 
     def __repr__(self) -> str:
         hosts = plural(self.hosts * self.slices, "host")
-        held = f"{self.state_bytes:,} bytes, {self.host_bytes:,} on each of {hosts}"
-        return f"<TrainingPlan of {self.path}: {self.mode} checkpoints of {held}>"
+        text = f"{self.state_bytes:,} bytes, {self.host_bytes:,} on each of {hosts}"
+        return f"<TrainingPlan of {self.path}: {self.mode} checkpoints of {text}>"
 
 
 # Bisection steps on the interval from 0 to 1; with more steps, a float64 would round to 1.
@@ -153,9 +153,9 @@ class Tier:
         hold = max(self.save_seconds, self.write_seconds - interval)
         # A failure loses the restore time, and the training done while the last save was still being written.
         again = self.write_seconds + max(0.0, self.write_seconds - hold)
-        stretch = (interval + hold) / self.failure_seconds
-        return 1 + interval * exp(-again / self.failure_seconds - stretch) / (
-            self.failure_seconds * expm1(-stretch)
+        failure_ratio = (interval + hold) / self.failure_seconds
+        return 1 + interval * exp(-again / self.failure_seconds - failure_ratio) / (
+            self.failure_seconds * expm1(-failure_ratio)
         )
 
     def best_steps(self, step_seconds: float, multiple: int = 1) -> int:
@@ -238,19 +238,19 @@ def settings_for(mode: Mode, local: int | None, persistent: int | None, keep: in
         keep: The number of checkpoints to keep; None keeps all.
     """
     every = UNKNOWN if persistent is None else str(persistent)
-    built = {"enable_checkpointing": "true", "async_checkpointing": "true"}
+    result = {"enable_checkpointing": "true", "async_checkpointing": "true"}
     if mode == "emergency":
-        built |= {"enable_emergency_checkpoint": "true"}
+        result |= {"enable_emergency_checkpoint": "true"}
     if mode == "multi-tier":
-        built |= {"enable_multi_tier_checkpointing": "true"}
+        result |= {"enable_multi_tier_checkpointing": "true"}
     if mode != "persistent":
         near = UNKNOWN if local is None else str(local)
-        built |= {"local_checkpoint_directory": RAMDISK, LOCAL_PERIOD: near}
-    built |= {period_setting(mode): every}
+        result |= {"local_checkpoint_directory": RAMDISK, LOCAL_PERIOD: near}
+    result |= {period_setting(mode): every}
     # The managers of the other modes do not accept a number, and keep all persistent checkpoints.
     if keep is not None and mode == "persistent":
-        built |= {KEEP: str(keep)}
-    return built
+        result |= {KEEP: str(keep)}
+    return result
 
 
 def period_setting(mode: Mode) -> str:
@@ -294,10 +294,10 @@ def effective_run(
     mode: Mode, best: int | None, keep: int | None, words: Mapping[str, str]
 ) -> tuple[int | None, int | None]:
     """Return the steps between persistent checkpoints and the number kept; the user's settings win."""
-    return declared_steps(words, period_setting(mode)) or best, declared_steps(words, KEEP) or keep
+    return positive_setting(words, period_setting(mode)) or best, positive_setting(words, KEEP) or keep
 
 
-def declared_steps(words: Mapping[str, str], name: str) -> int | None:
+def positive_setting(words: Mapping[str, str], name: str) -> int | None:
     """Return the positive number that the user set for a setting; None if there is none."""
     declared = words.get(name, "")
     return int(declared) or None if declared.isdecimal() else None
@@ -318,15 +318,15 @@ def find_refusals(
     from ckpttools.maxtext.config.setting_kinds import find_mistakes
     from ckpttools.maxtext.versions import NEWEST
 
-    wrong = list(find_mistakes(read_settings(list(settings)).declared, NEWEST)) if settings else []
-    yield from (f"{item.name}={item.declared}: {item.reason}" for item in wrong)
-    if not wrong:
+    mistakes = list(find_mistakes(read_settings(list(settings)).declared, NEWEST)) if settings else []
+    yield from (f"{item.name}={item.declared}: {item.reason}" for item in mistakes)
+    if not mistakes:
         in_file = (
             {} if file is None else {item.name: item.value for item in read_settings([str(file)]).declared}
         )
         # Steps that are still unknown will be positive.
         known = {name: "1" if declared == UNKNOWN else declared for name, declared in planned.items()}
-        yield from refused_combinations({**in_file, **known})
+        yield from invalid_combinations({**in_file, **known})
 
 
 _LOCAL_DIRECTORY, _LOCAL_PERIOD = "local_checkpoint_directory", "local_checkpoint_period"
@@ -335,7 +335,7 @@ _INTEGER = re.compile(r"[+-]?[0-9]+")
 _TRUE_WORDS = ("true", "t", "yes", "y", "on", "1")
 
 
-def refused_combinations(settings: Mapping[str, Any]) -> Iterator[str]:
+def invalid_combinations(settings: Mapping[str, Any]) -> Iterator[str]:
     """Yield the reasons why MaxText would refuse a combination of valid settings.
 
     Args:

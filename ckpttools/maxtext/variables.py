@@ -42,8 +42,8 @@ def with_variable_axes(tree: Tree, version: Version) -> Tree:
     if not moved:
         return tree
     notes = view.notes
-    built = Tree({**tree.leaves, **moved}, tree.metadata)
-    return with_layer_notes(built, notes.with_first_axis(notes.first_axis | first_axis_names(moved)))
+    result = Tree({**tree.leaves, **moved}, tree.metadata)
+    return with_layer_notes(result, notes.with_first_axis(notes.first_axis | first_axis_names(moved)))
 
 
 def _with_leading_axes(array: LazyArray, axis: int, count: int) -> LazyArray:
@@ -57,14 +57,14 @@ def _with_leading_axes(array: LazyArray, axis: int, count: int) -> LazyArray:
 def first_axis_of(paths: Iterable[Path], view: MaxTextView, version: Version) -> frozenset[str]:
     """Return the names of those paths that are variables among the parameters."""
     flavour = view.flavour
-    held = (path for path in paths if flavour.holds(path))
-    return first_axis_names(path for path in held if is_variable(flavour.unwrapped(path), version))
+    flavored = (path for path in paths if flavour.holds(path))
+    return first_axis_names(path for path in flavored if is_variable(flavour.unwrapped(path), version))
 
 
 def version_of_state(view: MaxTextView) -> Version:
     """Return the newest version that supports the optimizer's state, or else the newest version."""
-    fitting = (version for version in VERSIONS.values() if not _variable_moments(view, version))
-    return next(fitting, VERSIONS[NEWEST])
+    matching = (version for version in VERSIONS.values() if not _variable_moments(view, version))
+    return next(matching, VERSIONS[NEWEST])
 
 
 def refuse_moments(tree: Tree, version: Version) -> None:
@@ -73,11 +73,11 @@ def refuse_moments(tree: Tree, version: Version) -> None:
     Raises:
         FormatError: Such state exists. The message lists it.
     """
-    odd = _variable_moments(view_of(tree), version)
-    if odd:
+    moments = _variable_moments(view_of(tree), version)
+    if moments:
         raise FormatError(
             f"the optimizer holds state of parameters that MaxText {version.name} does not train with it"
-            + listing([*map(keystr, odd)]),
+            + listing([*map(keystr, moments)]),
             location=tree.metadata.location or None,
             hint=f"first remove the optimizer state with {action('strip_optimizer')}",
         )
@@ -94,15 +94,17 @@ def collection_moves(view: MaxTextView) -> Mapping[Path, Path]:
     """Map variables in collections of their class to paths among the parameters."""
     flavour = view.flavour
     return {
-        home: flavour.wrapped(inner)
-        for inner, home in view.homes.items()
-        if flavour.name == "linen" and home != flavour.wrapped(inner) and _in_collection(home, flavour.prefix)
+        tree_path: flavour.wrapped(inner)
+        for inner, tree_path in view.homes.items()
+        if flavour.name == "linen"
+        and tree_path != flavour.wrapped(inner)
+        and _collection_path(tree_path, flavour.prefix)
     }
 
 
-def _in_collection(home: Path, prefix: Path) -> bool:
+def _collection_path(tree_path: Path, prefix: Path) -> bool:
     above = len(prefix) - 1
-    return home[:above] == prefix[:above] and str(home[above]).endswith(COLLECTION)
+    return tree_path[:above] == prefix[:above] and str(tree_path[above]).endswith(COLLECTION)
 
 
 def matching_versions(view: MaxTextView, families: Collection[str]) -> tuple[str, ...]:
@@ -112,8 +114,8 @@ def matching_versions(view: MaxTextView, families: Collection[str]) -> tuple[str
         view: The view of the tree.
         families: Names of the families that the tree may belong to.
     """
-    fitting = (version for version in VERSIONS.values() if _matches_version(view, families, version))
-    return tuple(item.name for item in fitting) if view.is_maxtext else ()
+    matching = (version for version in VERSIONS.values() if _matches_version(view, families, version))
+    return tuple(item.name for item in matching) if view.is_maxtext else ()
 
 
 def _matches_version(view: MaxTextView, families: Collection[str], version: Version) -> bool:
@@ -122,15 +124,15 @@ def _matches_version(view: MaxTextView, families: Collection[str], version: Vers
     expected = {name in version.stacked_by_kind for name in families}
     if (by_kind or by_position) and expected and by_kind not in expected:
         return False
-    beside = any(home != view.flavour.wrapped(inner) for inner, home in view.homes.items())
-    return (version.learned_variables or not beside) and not any(misplaced_variables(view, version))
+    has_collections = any(tree_path != view.flavour.wrapped(inner) for inner, tree_path in view.homes.items())
+    return (version.learned_variables or not has_collections) and not any(misplaced_variables(view, version))
 
 
 def misplaced_variables(view: MaxTextView, version: Version) -> Iterator[Path]:
     """Yield the model paths of variables whose layers are on another axis than in a version."""
     every = (variable for other in VERSIONS.values() for variable in stacked_variables(view, other))
     for path in dict.fromkeys(path for path, axis, _ in every if axis):
-        home = view.homes[path]
-        is_first = home in view.on_first_axis
-        if home == view.flavour.wrapped(path) and is_first != is_variable(path, version):
+        tree_path = view.homes[path]
+        is_first = tree_path in view.leading_layer_paths
+        if tree_path == view.flavour.wrapped(path) and is_first != is_variable(path, version):
             yield path

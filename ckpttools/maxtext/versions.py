@@ -108,7 +108,7 @@ def version_called(name: str) -> Version:
 
 
 Kind = Literal["stacked-training", "stacked-inference", "unstacked-training", "unstacked-inference"]
-FlavourName = Literal["linen", "nnx", "nnx-rl"]
+FlavorName = Literal["linen", "nnx", "nnx-rl"]
 
 # Keys around the parameters: Linen's collections, the NNX model, the model in reinforcement learning, and the
 # variable after each path.

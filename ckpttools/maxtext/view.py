@@ -55,7 +55,7 @@ from ckpttools.maxtext.versions import (
     SCAN_LAYERS,
     STEP,
     VALUE,
-    FlavourName,
+    FlavorName,
     Kind,
 )
 from ckpttools.roles.names import RANDOM, container, wraps
@@ -85,7 +85,7 @@ def optimizer_of(
     state: Mapping[Path, Leaf],
     inner: Collection[Path],
     parameters: Mapping[Path, LazyArray],
-    flavour: Flavour,
+    flavour: Flavor,
 ) -> Optimizer | None:
     """Return the optimizer of a state; None if the state is empty.
 
@@ -113,7 +113,7 @@ def optimizer_of(
 
 
 def _mirrored_heads(
-    state: Mapping[Path, Leaf], parameters: Mapping[Path, LazyArray], flavour: Flavour
+    state: Mapping[Path, Leaf], parameters: Mapping[Path, LazyArray], flavour: Flavor
 ) -> dict[str, bool]:
     """Map prefixes that mirror the parameters to whether all shapes match."""
     same: dict[str, bool] = {}
@@ -182,30 +182,30 @@ class MaxTextView:
         return bool(self.stacked_keys)
 
     @cached_property
-    def flavour(self) -> Flavour:
+    def flavour(self) -> Flavor:
         """Return how parameters are nested; `PLAIN` if no known framework wrapped them."""
-        return flavour_of(self._learned, self.roles.mirrored)
+        return flavor_of(self._parameter_arrays, self.roles.mirrored)
 
     def of_role(self, role: Role) -> Sequence[Path]:
         """Return the paths of the leaves with a role, in order."""
-        return self._by_role.get(role, ())
+        return self._paths_by_role.get(role, ())
 
     @cached_property
-    def _by_role(self) -> Mapping[Role, Sequence[Path]]:
+    def _paths_by_role(self) -> Mapping[Role, Sequence[Path]]:
         result: dict[Role, list[Path]] = {}
         for path in self.leaves:
             result.setdefault(self.roles.of(path), []).append(path)
         return result
 
     @property
-    def _learned(self) -> list[Path]:
+    def _parameter_arrays(self) -> list[Path]:
         """Return the paths of parameter arrays."""
         return [path for path in self.of_role("parameter") if path in self.arrays]
 
     @cached_property
     def homes(self) -> Mapping[Path, Path]:
         """Map the model paths of `parameters` to their paths in the tree."""
-        return parameter_homes(self._learned, self.flavour)
+        return parameter_locations(self._parameter_arrays, self.flavour)
 
     @cached_property
     def parameters(self) -> Mapping[Path, LazyArray]:
@@ -217,14 +217,17 @@ class MaxTextView:
         """
         if all(map(is_, self.homes, self.homes.values())) and len(self.homes) == len(self.arrays):
             return self.arrays
-        arrays = {inner: self.arrays[home] for inner, home in self.homes.items()}
-        noted = self.notes.first_axis
-        odd = frozenset(
+        arrays = {inner: self.arrays[tree_path] for inner, tree_path in self.homes.items()}
+        recorded_axis = self.notes.first_axis
+        misplaced = frozenset(
             inner
-            for inner, home in self.homes.items()
-            if home != self.flavour.wrapped(inner) or (noted and keystr(home) in noted)
+            for inner, tree_path in self.homes.items()
+            if tree_path != self.flavour.wrapped(inner)
+            or (recorded_axis and keystr(tree_path) in recorded_axis)
         )
-        return MappingProxyType(arrays | dict(with_layers_on_scan_axis(arrays, odd, self.notes.scan_axis)))
+        return MappingProxyType(
+            arrays | dict(with_layers_on_scan_axis(arrays, misplaced, self.notes.scan_axis))
+        )
 
     @cached_property
     def named(self) -> Mapping[str, LazyArray]:
@@ -236,10 +239,14 @@ class MaxTextView:
         return by_name(self.parameters)
 
     @cached_property
-    def on_first_axis(self) -> frozenset[Path]:
+    def leading_layer_paths(self) -> frozenset[Path]:
         """Return the paths of parameters whose layers are on axis 0, unlike those of other parameters."""
-        seen = self.parameters
-        return frozenset(home for inner, home in self.homes.items() if seen[inner] is not self.arrays[home])
+        parameters = self.parameters
+        return frozenset(
+            tree_path
+            for inner, tree_path in self.homes.items()
+            if parameters[inner] is not self.arrays[tree_path]
+        )
 
     @cached_property
     def notes(self) -> LayerNotes:
@@ -328,7 +335,7 @@ class MaxTextView:
 # parameters under their paths in the model, and always have their layers on axis 0.
 
 
-def parameter_homes(parameters: Collection[Path], flavour: Flavour) -> dict[Path, Path]:
+def parameter_locations(parameters: Collection[Path], flavour: Flavor) -> dict[Path, Path]:
     """Map the model path of each array to its path in the tree.
 
     Args:
@@ -340,14 +347,14 @@ def parameter_homes(parameters: Collection[Path], flavour: Flavour) -> dict[Path
     else:
         result = {flavour.unwrapped(path): path for path in parameters if flavour.holds(path)}
     for path in parameters:
-        inner = None if flavour.name and flavour.holds(path) else _outside_path(path, flavour)
+        inner = None if flavour.name and flavour.holds(path) else _variable_path(path, flavour)
         if inner is not None and result.get(inner, path) == path:
             result.pop(path, None)
             result[inner] = path
     return result
 
 
-def _outside_path(path: Path, flavour: Flavour) -> Path | None:
+def _variable_path(path: Path, flavour: Flavor) -> Path | None:
     """Return the model path of a variable outside the parameters; None for other paths."""
     core = path[:-1] if path[-1:] == NNX.suffix else path
     if path[:2] == AUXILIARY:
@@ -360,7 +367,7 @@ def _outside_path(path: Path, flavour: Flavour) -> Path | None:
 
 
 def with_layers_on_scan_axis(
-    arrays: Mapping[Path, LazyArray], odd: Collection[Path], noted: int | None = None
+    arrays: Mapping[Path, LazyArray], misplaced: Collection[Path], recorded_axis: int | None = None
 ) -> Iterator[tuple[Path, LazyArray]]:
     """Yield the arrays with layers on axis 0, with their layers moved to the scan axis.
 
@@ -370,8 +377,8 @@ def with_layers_on_scan_axis(
             decides.
         noted: The noted scan axis; see `ckpttools.maxtext.layers.scan_axis`.
     """
-    decoder = decoder_parameters({path: item for path, item in arrays.items() if path not in odd})
-    axis = scan_axis(decoder, noted)
+    decoder = decoder_parameters({path: item for path, item in arrays.items() if path not in misplaced})
+    axis = scan_axis(decoder, recorded_axis)
     if not axis:
         return
     stacks = {
@@ -381,7 +388,7 @@ def with_layers_on_scan_axis(
         location = layer_key_slice(path, stacks)
         n, lengths = stacks[path[location]] if location else (0, ())
         first = array.shape[:n] == lengths != ()
-        if first and (path in odd or array.shape[axis : axis + n] != lengths):
+        if first and (path in misplaced or array.shape[axis : axis + n] != lengths):
             yield path, _with_leading_axes_at(array, n, axis)
 
 
@@ -393,7 +400,7 @@ def _with_leading_axes_at(array: LazyArray, count: int, axis: int) -> LazyArray:
 
 
 @dataclass(frozen=True, slots=True)
-class Flavour:
+class Flavor:
     """The keys before and after every parameter's path.
 
     Attributes:
@@ -402,7 +409,7 @@ class Flavour:
         suffix: The keys after the model's own keys.
     """
 
-    name: FlavourName | None = None
+    name: FlavorName | None = None
     prefix: Path = ()
     suffix: Path = ()
 
@@ -421,12 +428,12 @@ class Flavour:
         return path[len(self.prefix) : len(path) - len(self.suffix)]
 
 
-PLAIN = Flavour()
-LINEN = Flavour("linen", (PARAMS, PARAMS))
-NNX = Flavour("nnx", (), (VALUE,))
+PLAIN = Flavor()
+LINEN = Flavor("linen", (PARAMS, PARAMS))
+NNX = Flavor("nnx", (), (VALUE,))
 
 
-def flavour_of(paths: list[Path], mirrored: Path | None) -> Flavour:
+def flavor_of(paths: list[Path], mirrored: Path | None) -> Flavor:
     """Return the flavor of parameters; `PLAIN` if no known framework wrapped them.
 
     Args:
@@ -434,23 +441,23 @@ def flavour_of(paths: list[Path], mirrored: Path | None) -> Flavour:
         mirrored: The prefix of the parameters that an optimizer mirrors, which decides if several sets are
             wrapped the same way.
     """
-    for linen in (LINEN, Flavour("linen", (PARAMS,))):
+    for linen in (LINEN, Flavor("linen", (PARAMS,))):
         if any(map(linen.holds, paths)):
             return linen
     if based := [path for path in paths if path[:1] == (BASE,) and len(path) > 1]:
-        return Flavour("nnx-rl", (BASE,), _suffix(based))
-    model = Flavour("nnx", (MODEL,), NNX.suffix)
+        return Flavor("nnx-rl", (BASE,), _suffix(based))
+    model = Flavor("nnx", (MODEL,), NNX.suffix)
     result = next((item for item in (model, NNX) if paths and all(map(item.holds, paths))), PLAIN)
     key = mirrored[0] if mirrored else paths[0][0] if paths and paths[0] else ""
-    apart = mirrored or (wraps(key) and all(path[:1] == (key,) for path in paths))
-    return _within(paths, key, result) if apart and result != model else result
+    is_nested = mirrored or (wraps(key) and all(path[:1] == (key,) for path in paths))
+    return _nested_flavor(paths, key, result) if is_nested and result != model else result
 
 
-def _within(paths: list[Path], key: str | int, otherwise: Flavour) -> Flavour:
+def _nested_flavor(paths: list[Path], key: str | int, otherwise: Flavor) -> Flavor:
     """Return the flavor below a key, or `otherwise` if it has none."""
     below = [path for path in paths if str(path[0]) == str(key) and len(path) > 1]
-    inner = flavour_of([path[1:] for path in below], None) if below else PLAIN
-    return Flavour(inner.name, (*below[0][:1], *inner.prefix), inner.suffix) if inner.name else otherwise
+    inner = flavor_of([path[1:] for path in below], None) if below else PLAIN
+    return Flavor(inner.name, (*below[0][:1], *inner.prefix), inner.suffix) if inner.name else otherwise
 
 
 def _suffix(paths: Iterable[Path]) -> Path:

@@ -17,7 +17,7 @@ from ckpttools.core.message_terms import option
 from ckpttools.core.region import Region, Shape, split_evenly
 from ckpttools.maxtext.versions import VOCABULARY
 
-WAYS = ("keep", "drop")
+PADDING_MODES = ("keep", "drop")
 """How to handle rows beyond the vocabulary, regardless of their values."""
 
 _MAX_PIECE_BYTES = 4 << 20
@@ -47,11 +47,11 @@ class Surplus:
     because: str = ""
 
     @classmethod
-    def of(cls, name: str, array: LazyArray, axis: int, kept: int) -> Surplus:
+    def of(cls, name: str, array: LazyArray, axis: int, kept_rows: int) -> Surplus:
         """Return the rows of an array after the first `kept` rows."""
         start, shape = [0] * len(array.shape), list(array.shape)
-        start[axis], shape[axis] = kept, array.shape[axis] - kept
-        return cls(name, window(array, tuple(start), tuple(shape)), axis, kept)
+        start[axis], shape[axis] = kept_rows, array.shape[axis] - kept_rows
+        return cls(name, window(array, tuple(start), tuple(shape)), axis, kept_rows)
 
     @property
     def is_whole(self) -> bool:
@@ -121,13 +121,16 @@ def find_surpluses(arrays: Mapping[str, LazyArray], shapes: Mapping[str, Shape])
         array, shape = arrays.get(name), shapes.get(name)
         if array is None or shape is None or len(shape) != len(array.shape) or len(shape) <= axis:
             continue
-        kept = shape[axis]
-        if array.shape[axis] > kept and (*array.shape[:axis], kept, *array.shape[axis + 1 :]) == shape:
-            result[name] = Surplus.of(name, array, axis, kept)
+        kept_rows = shape[axis]
+        if (
+            array.shape[axis] > kept_rows
+            and (*array.shape[:axis], kept_rows, *array.shape[axis + 1 :]) == shape
+        ):
+            result[name] = Surplus.of(name, array, axis, kept_rows)
     return result
 
 
-def without_surplus(array: LazyArray, extra: Surplus) -> LazyArray:
+def drop_surplus(array: LazyArray, extra: Surplus) -> LazyArray:
     """Return an array without its surplus rows."""
     axis = extra.axis
     shape = (*array.shape[:axis], extra.kept, *array.shape[axis + 1 :])
@@ -148,8 +151,8 @@ class CountedRows:
     remarks: tuple[str, ...]
 
 
-def without_vocabulary_padding(
-    arrays: Mapping[str, LazyArray], shapes: Mapping[str, Shape], way: str | None, memory: int
+def drop_vocabulary_padding(
+    arrays: Mapping[str, LazyArray], shapes: Mapping[str, Shape], padding_mode: str | None, memory: int
 ) -> CountedRows:
     """Return MaxText's arrays without padding, and the surplus rows that count.
 
@@ -158,12 +161,12 @@ def without_vocabulary_padding(
         way, memory: As for `counted_rows`, which also raises the errors.
     """
     result = find_surpluses(arrays, shapes)
-    rows = counted_rows(result, way, memory)
-    cut = {name: without_surplus(arrays[name], item) for name, item in result.items()}
+    rows = count_surplus_rows(result, padding_mode, memory)
+    cut = {name: drop_surplus(arrays[name], item) for name, item in result.items()}
     return CountedRows({**arrays, **cut, **rows.arrays}, rows.remarks)
 
 
-def counted_rows(extra: Mapping[str, Surplus], way: str | None, memory: int) -> CountedRows:
+def count_surplus_rows(extra: Mapping[str, Surplus], padding_mode: str | None, memory: int) -> CountedRows:
     """Return the surplus rows that count, reading them to distinguish padding from learned values.
 
     Args:
@@ -183,10 +186,10 @@ def counted_rows(extra: Mapping[str, Surplus], way: str | None, memory: int) -> 
             if item.first_learned(memory=memory) is not None:
                 arrays[item.location] = item.rows
             continue
-        row = item.first_learned(memory=memory) if way is None else None
-        if way == "drop":
+        row = item.first_learned(memory=memory) if padding_mode is None else None
+        if padding_mode == "drop":
             remarks.append(f"left out ({dropping}): {item.location}")
-        elif way is None and row is None:
+        elif padding_mode is None and row is None:
             remarks.append(f"left out, because vocabularies are padded with zeros: {item.location}")
         else:
             arrays[item.location] = item.rows
@@ -199,7 +202,7 @@ def counted_rows(extra: Mapping[str, Surplus], way: str | None, memory: int) -> 
 
 
 def refuse_learned_rows(
-    extra: Mapping[str, Surplus], location: str, way: str | None, *, memory: int, reserved: int
+    extra: Mapping[str, Surplus], location: str, padding_mode: str | None, *, memory: int, reserved: int
 ) -> None:
     """Raise an error if learned rows would be left out, reading the rows to check.
 
@@ -215,7 +218,7 @@ def refuse_learned_rows(
         CheckpointError: As for `Surplus.first_learned`.
     """
     for item in extra.values():
-        if way is not None and not item.is_whole:
+        if padding_mode is not None and not item.is_whole:
             continue
         row = item.first_learned(memory=memory, reserved=reserved)
         if row is not None and item.is_whole:
@@ -241,9 +244,11 @@ def refuse_learned_rows(
 
 def _trained_array_hint(trained: Surplus) -> str:
     """Return the hint for a trained array that only MaxText has."""
-    why = trained.because
+    reason = trained.because
     otherwise = (
-        f"to write it, change the configuration so that the model has this array ({why}); or " if why else ""
+        f"to write it, change the configuration so that the model has this array ({reason}); or "
+        if reason
+        else ""
     )
     return (
         f"{otherwise}use a step at which it is unchanged, or train again with it frozen "

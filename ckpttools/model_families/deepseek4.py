@@ -73,7 +73,7 @@ BIAS = rows("""
     mlp.MoeBlock_0.gate.bias: expert <-> ffn.gate.bias: expert
 """)
 # Heavily compressed attention, and compressed sparse attention with an indexer.
-HEAVY = rows("""
+HEAVILY_COMPRESSED = rows("""
     below self_attention.hca_compressor <-> attn.compressor
     gate_proj.kernel: embed head_dim <-> wgate.weight: head_dim embed
     kv_proj.kernel:   embed head_dim <-> wkv.weight:   head_dim embed
@@ -121,7 +121,12 @@ FAMILY = Family(
     layers=(
         Layers("layers.{hashed}", "decoder.layers_{hashed}", "decoder.layers_{hashed}", (), (*LAYER, *TABLE)),
         Layers(
-            "layers.{start}", "decoder.layers_{start}", "decoder.layers_{start}", (), HEAVY, "start_heavy"
+            "layers.{start}",
+            "decoder.layers_{start}",
+            "decoder.layers_{start}",
+            (),
+            HEAVILY_COMPRESSED,
+            "start_heavy",
         ),
         Layers(
             "layers.{third+#start}",
@@ -135,7 +140,7 @@ FAMILY = Family(
             "decoder.layers_{2*pair+#hashed}",
             "decoder.scanned_blocks.layers_0",
             ("pair",),
-            (*LAYER, *BIAS, *HEAVY),
+            (*LAYER, *BIAS, *HEAVILY_COMPRESSED),
         ),
         Layers(
             "layers.{2*pair+#hashed+1}",
@@ -145,7 +150,13 @@ FAMILY = Family(
             (*LAYER, *BIAS, *SPARSE),
         ),
         # MaxText scans only complete pairs.
-        Layers("layers.{rest+#paired}", "decoder.layers_{rest+#paired}", "", (), (*LAYER, *BIAS, *HEAVY)),
+        Layers(
+            "layers.{rest+#paired}",
+            "decoder.layers_{rest+#paired}",
+            "",
+            (),
+            (*LAYER, *BIAS, *HEAVILY_COMPRESSED),
+        ),
     ),
     sizes={
         "layers": ("num_hidden_layers",),

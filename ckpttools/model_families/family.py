@@ -56,8 +56,8 @@ class FlagRule:
         defaults = default_fields(config) if defaults is None else defaults
         name, value, source = first_stated(config, self.field, location, defaults)
         if name is not None:
-            there = value in self.equals if self.equals else bool(value)
-            return self._flag(there, source or f"{location}: {name} is {json.dumps(value)}")
+            is_set = value in self.equals if self.equals else bool(value)
+            return self._flag(is_set, source or f"{location}: {name} is {json.dumps(value)}")
         return self._flag(self.default, f"{location}: no {self.field[0]}" if self.field else "")
 
     def _flag(self, value: bool, source: str) -> Flag:
@@ -121,8 +121,8 @@ class Spelling:
 
     def plain(self, name: str) -> str:
         """Convert a name in these files to the name in the rows."""
-        name = _swapped_prefix(name, {theirs: ours for ours, theirs in self.prefixes.items()})
-        return _swap_prefix(name, {theirs: ours for ours, theirs in self.inner.items()})
+        name = _swapped_prefix(name, {replacement: prefix for prefix, replacement in self.prefixes.items()})
+        return _swap_prefix(name, {replacement: prefix for prefix, replacement in self.inner.items()})
 
     def row(self, row: Row) -> Row:
         """Return a row in this spelling."""
@@ -141,8 +141,8 @@ def _swapped_prefix(text: str, prefixes: Mapping[str, str]) -> str:
 
 
 def _swap_prefix(text: str, words: Mapping[str, str]) -> str:
-    for ours, theirs in words.items():
-        text = text.replace(ours, theirs)
+    for prefix, replacement in words.items():
+        text = text.replace(prefix, replacement)
     return text
 
 
@@ -192,7 +192,7 @@ def tower_blocks(right: str, left: str, rows: tuple[Row, ...], tower: str = "vis
     return Layers(right, left, left, (), rows, when=tower)
 
 
-def nested_below(sizes: Mapping[str, Alternatives], *prefixes: str) -> dict[str, Alternatives]:
+def nested_sizes(sizes: Mapping[str, Alternatives], *prefixes: str) -> dict[str, Alternatives]:
     """Return sizes with fields below each of several prefixes; the first stated field counts."""
     named = {axis: [item for item in fields if isinstance(item, str)] for axis, fields in sizes.items()}
     defaults = {axis: fields[len(named[axis]) :] for axis, fields in sizes.items()}
@@ -263,9 +263,9 @@ class Family:
             UsageError: This family cannot be scanned, or cannot be scanned with towers. The error has the
                 hint.
         """
-        why = self.never_scanned or (self.unscanned_with_towers if has_towers else "")
-        if why:
-            raise UsageError(f"MaxText does not scan the layers of family {self.name}: {why}", hint=hint)
+        reason = self.never_scanned or (self.unscanned_with_towers if has_towers else "")
+        if reason:
+            raise UsageError(f"MaxText does not scan the layers of family {self.name}: {reason}", hint=hint)
 
     def layers_beyond_cycles(self, lengths: Mapping[str, int]) -> int:
         """Return the number of layers after the last complete cycle, if the family scans complete cycles.
@@ -280,13 +280,13 @@ class Family:
 
     def all_rows(self, scan_axis: int | None) -> tuple[Row, ...]:
         """Return all rows for layers stacked on `scan_axis`, or for unscanned layers if it is None."""
-        if scan_axis not in self._built_rows:
+        if scan_axis not in self._rows_cache:
             of_layers = (row for group in self.layers for row in group.all_rows(scan_axis))
-            self._built_rows[scan_axis] = with_parts((*self.rows, *of_layers))
-        return self._built_rows[scan_axis]
+            self._rows_cache[scan_axis] = with_parts((*self.rows, *of_layers))
+        return self._rows_cache[scan_axis]
 
     @cached_property
-    def _built_rows(self) -> dict[int | None, tuple[Row, ...]]:
+    def _rows_cache(self) -> dict[int | None, tuple[Row, ...]]:
         """Return the cache of `all_rows`, which most other methods call first."""
         return {}
 
@@ -349,11 +349,11 @@ class Family:
         returned.
         """
         anchor = self.rows[0].right.key
-        fitting = [item for item in self.spellings if str(item.key(anchor)) in names]
-        if len(fitting) < 2:
-            return next(iter(fitting), self.spellings[0])
+        matching = [item for item in self.spellings if str(item.key(anchor)) in names]
+        if len(matching) < 2:
+            return next(iter(matching), self.spellings[0])
         keys = [row.right.key for row in self.all_rows(None)]
-        return max(fitting, key=lambda spelling: sum(spelling.key(key).first() in names for key in keys))
+        return max(matching, key=lambda spelling: sum(spelling.key(key).first() in names for key in keys))
 
     def tower_patterns(self, towers: Collection[str]) -> tuple[Key, ...]:
         """Return patterns of the towers' Hugging Face keys, in all spellings."""
@@ -399,5 +399,5 @@ class Family:
 
     def spelling_for(self, model_type: str | None) -> Spelling:
         """Return the spelling of files for a model type."""
-        fitting = (spelling for spelling in self.spellings if model_type in spelling.model_types)
-        return next(fitting, self.spellings[0])
+        matching = (spelling for spelling in self.spellings if model_type in spelling.model_types)
+        return next(matching, self.spellings[0])

@@ -252,17 +252,17 @@ _SIDES = ("left", "left_axes", "right", "right_axes")
 def _rows(sets: Sets, value: object, location: str) -> Rows:
     """Read rows from a text with one row per line, or from a list of such texts, tables and set names."""
     if isinstance(value, str):
-        return _of_text(value, location)
+        return _rows_from_text(value, location)
     row_groups: tuple[Rows, ...] = list_of(partial(_row_or_set, sets))(value, location)
     return tuple(item for some in row_groups for item in some)
 
 
-def _of_text(value: str, location: str) -> Rows:
+def _rows_from_text(value: str, location: str) -> Rows:
     with add_location(location):
         return rows(value)
 
 
-def _of_table(value: Mapping[str, object], location: str) -> Rows:
+def _rows_from_table(value: Mapping[str, object], location: str) -> Rows:
     left = value.get("left")
     named = f"{location} ({left})" if isinstance(left, str) else location
     entries = fields(_ROW, required=_SIDES)(value, named)
@@ -275,12 +275,12 @@ def _of_table(value: Mapping[str, object], location: str) -> Rows:
 
 def _row_or_set(sets: Sets, value: object, location: str) -> Rows:
     if isinstance(value, dict):
-        return _of_table(value, location)
+        return _rows_from_table(value, location)
     named = text(value, location)
     if named in sets:
         return sets[named]
     if ARROW in named:
-        return _of_text(named, location)
+        return _rows_from_text(named, location)
     raise MappingError(
         f"unknown set of rows {named!r}",
         location=location,

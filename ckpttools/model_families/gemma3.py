@@ -70,7 +70,7 @@ VISION_BLOCKS = tower_blocks(
 )
 # Before transformers 5, the tower was nested one level deeper.
 MODEL_IN_MODEL = {"vision_tower.": "vision_tower.vision_model."}
-WITHIN = {
+NESTED_PREFIXES = {
     "vision_tower.": "model.vision_tower.",
     "multi_modal_projector.": "model.multi_modal_projector.",
 }
@@ -112,11 +112,12 @@ FAMILY = Family(
     spellings=(
         Spelling({**MODEL_IN_MODEL, **NESTED}),
         Spelling(
-            {**WITHIN, "vision_tower.": "model.vision_tower.vision_model.", **INTERNAL}, name="transformers"
+            {**NESTED_PREFIXES, "vision_tower.": "model.vision_tower.vision_model.", **INTERNAL},
+            name="transformers",
         ),
         # The names that transformers 5 saves, and the names of its modules.
         Spelling(NESTED, name="hub-5"),
-        Spelling({**WITHIN, **INTERNAL}, name="transformers-5"),
+        Spelling({**NESTED_PREFIXES, **INTERNAL}, name="transformers-5"),
         Spelling(model_types=("gemma3_text",), name="text"),
     ),
     maxtext_vocab={262208: 262144},

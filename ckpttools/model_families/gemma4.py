@@ -9,7 +9,7 @@ from ckpttools.model_families.family import (
     Spelling,
     UnsupportedPart,
     decoder_layers,
-    nested_below,
+    nested_sizes,
     tower_blocks,
 )
 from ckpttools.model_families.gemma import HEAD, INTERNAL, NESTED, SETTINGS, TEXT_SIZES, TIED_BY_DEFAULT
@@ -110,11 +110,11 @@ VISION_BLOCKS = tower_blocks(
     "vision_encoder.Gemma4VisionEncoderLayer_0.layer_{vision_layer}",
     VISION_BLOCK,
 )
-WITHIN = {"vision_tower.": "model.vision_tower.", "embed_vision.": "model.embed_vision."}
+NESTED_PREFIXES = {"vision_tower.": "model.vision_tower.", "embed_vision.": "model.embed_vision."}
 
 # Layers with full attention have their own sizes. transformers 5.23 writes them per layer, with zero-padded
 # indices if some have two digits. Layer 5 is the first such layer.
-GLOBAL_SIZES = nested_below(
+GLOBAL_SIZES = nested_sizes(
     {
         "global_head_dim": (
             "global_head_dim",
@@ -189,7 +189,7 @@ FAMILY = Family(
     },
     towers=("vision",),
     spellings=(
-        Spelling({**WITHIN, **INTERNAL}, name="transformers"),
+        Spelling({**NESTED_PREFIXES, **INTERNAL}, name="transformers"),
         Spelling(NESTED, name="nested"),
         Spelling(model_types=("gemma4_text",), name="text"),
     ),

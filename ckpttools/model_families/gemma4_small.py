@@ -13,7 +13,7 @@ from ckpttools.model_families.family import (
     Spelling,
     UnsupportedPart,
     decoder_layers,
-    nested_below,
+    nested_sizes,
 )
 from ckpttools.model_families.gemma import HEAD, INTERNAL, TEXT_SIZES, TIED_BY_DEFAULT
 from ckpttools.model_families.gemma4 import EMBEDDING, FINAL_NORM, NORMS, SETTINGS_4
@@ -68,11 +68,11 @@ UNREAD = (
     "model.language_model.layers.{shared+#own}.self_attn.v_proj.weight",
     "model.language_model.layers.{shared+#own}.self_attn.k_norm.weight",
 )
-FIVES = FlagRule(("text_config.layer_types.4", "layer_types.4"), ("full_attention",))
+FIVE_LAYER_CYCLE = FlagRule(("text_config.layer_types.4", "layer_types.4"), ("full_attention",))
 WIDE = FlagRule(("text_config.use_double_wide_mlp", "use_double_wide_mlp"))
 
 # The head size of the first layer with full attention, as in larger Gemma 4 models.
-GLOBAL_HEAD = nested_below(
+GLOBAL_HEAD = nested_sizes(
     {
         "global_head_dim": (
             "global_head_dim",
@@ -129,7 +129,7 @@ FAMILY = Family(
         "rest_six": "own % 6",
         "sixed": "6 * own_six",
     },
-    flags={"tied": TIED_BY_DEFAULT, "fives": FIVES, "wide": WIDE},
+    flags={"tied": TIED_BY_DEFAULT, "fives": FIVE_LAYER_CYCLE, "wide": WIDE},
     left_out=UNREAD,
     parts={
         "vision": UnsupportedPart(("model.vision_tower.*", "model.embed_vision.*")),

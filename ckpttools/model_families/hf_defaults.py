@@ -16,7 +16,7 @@ from ckpttools.mapping.sizes import nested_value, states_field
 
 # If a rotary embedding is stated, only its base has a default here.
 THETA = "rope.theta"
-_USUAL_THETA = 10000.0
+_DEFAULT_THETA = 10000.0
 # Fields of multimodal configurations that contain the text model.
 TEXT_PARTS = ("thinker_config.text_config", "text_config")
 # Fields that transformers reads from the top level of a configuration, not from its text part.
@@ -41,7 +41,7 @@ _ByType = Mapping[str, Mapping[str, Any]]
 _ACTIVATION_FIELDS = ("hidden_act", "hidden_activation", "activation_function")
 
 
-def without_alias(name: str, value: Any) -> Any:
+def resolve_alias(name: str, value: Any) -> Any:
     """Return the value of a field, with activation functions under one canonical name.
 
     Args:
@@ -59,7 +59,7 @@ def default_theta(config: Mapping[str, Any]) -> float | None:
         The base; None if the model type is unknown.
     """
     defaults = default_values(config)
-    return float(defaults.get(THETA, _USUAL_THETA)) if defaults else None
+    return float(defaults.get(THETA, _DEFAULT_THETA)) if defaults else None
 
 
 def default_values(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -67,14 +67,18 @@ def default_values(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
     The fields are those of the text model, and those of towers below `vision_config` and `audio_config`.
     """
-    return _values(config, _by_type())
+    return _values(config, _defaults_by_type())
 
 
 def _values(config: Mapping[str, Any], by_type: _ByType) -> Mapping[str, Any]:
-    whole = _of_type(config.get("model_type"), by_type)
+    defaults = _defaults_of_type(config.get("model_type"), by_type)
     part = _text_part(config)
-    text = _of_type(nested_value(config, f"{part}.model_type"), by_type) if part else {}
-    return {**whole, **text, **{name: whole[name] for name in _top_level_values(config) if name in whole}}
+    text = _defaults_of_type(nested_value(config, f"{part}.model_type"), by_type) if part else {}
+    return {
+        **defaults,
+        **text,
+        **{name: defaults[name] for name in _top_level_values(config) if name in defaults},
+    }
 
 
 def _top_level_values(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -86,25 +90,25 @@ def default_fields(config: Mapping[str, Any]) -> dict[str, Any]:
 
     A null field counts as stated. A tower without any stated field gets no defaults.
     """
-    return _filled(config, default_values(config))
+    return _fill_defaults(config, default_values(config))
 
 
 def compared_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return `default_fields` and the known defaults of all other fields that may affect the computation."""
-    return _filled(config, _values(config, _compared_by_type()))
+    return _fill_defaults(config, _values(config, _compared_defaults()))
 
 
 def defaults_by_type() -> Mapping[str, Mapping[str, Any]]:
     """Return all known defaults by `model_type`; `layer_types` is the type of all layers without windows."""
-    return _compared_by_type()
+    return _compared_defaults()
 
 
 def compared_names() -> frozenset[str]:
     """Return the names of fields with a known default, without their parent parts."""
-    return frozenset(name.rpartition(".")[2] for fields in _compared_by_type().values() for name in fields)
+    return frozenset(name.rpartition(".")[2] for fields in _compared_defaults().values() for name in fields)
 
 
-def _filled(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+def _fill_defaults(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     part, of_the_whole = _text_part(config), _top_level_values(config)
     around = _THINKER if isinstance(config.get(_THINKER), Mapping) else ""
     filled: dict[str, Any] = {}
@@ -118,7 +122,7 @@ def _filled(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, A
     return filled
 
 
-def contradicted_defaults(text: Mapping[str, Any], whole: Mapping[str, Any]) -> dict[str, Any]:
+def contradicted_defaults(text: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the defaults of a text part that a separate configuration must state explicitly.
 
     Args:
@@ -128,7 +132,7 @@ def contradicted_defaults(text: Mapping[str, Any], whole: Mapping[str, Any]) -> 
     Returns:
         The unstated fields whose defaults differ between the two model types.
     """
-    own_defaults, whole_defaults = default_values(text), default_values(whole)
+    own_defaults, whole_defaults = default_values(text), default_values(config)
     fields = {
         name: value
         for name, value in whole_defaults.items()
@@ -141,7 +145,7 @@ def contradicted_defaults(text: Mapping[str, Any], whole: Mapping[str, Any]) -> 
     }
     ropes = [text, *(part for name in _ROPES if isinstance(part := text.get(name), Mapping))]
     if whole_defaults.get(THETA) != own_defaults.get(THETA) and not any(_THETA in rope for rope in ropes):
-        differing[_THETA] = whole_defaults.get(THETA, _USUAL_THETA)
+        differing[_THETA] = whole_defaults.get(THETA, _DEFAULT_THETA)
     return differing
 
 
@@ -166,21 +170,21 @@ def _text_part(config: Mapping[str, Any]) -> str:
     return next((name for name in TEXT_PARTS if isinstance(nested_value(config, name), Mapping)), "")
 
 
-def _of_type(model_type: object, by_type: _ByType) -> Mapping[str, Any]:
+def _defaults_of_type(model_type: object, by_type: _ByType) -> Mapping[str, Any]:
     return by_type.get(model_type, {}) if isinstance(model_type, str) else {}
 
 
 @cache
-def _by_type() -> _ByType:
-    return _parsed(DEFAULTS)
+def _defaults_by_type() -> _ByType:
+    return _parse_table(DEFAULTS)
 
 
 @cache
-def _compared_by_type() -> _ByType:
-    return _parsed(DEFAULTS + COMPARED_DEFAULTS)
+def _compared_defaults() -> _ByType:
+    return _parse_table(DEFAULTS + COMPARED_DEFAULTS)
 
 
-def _parsed(table: str) -> _ByType:
+def _parse_table(table: str) -> _ByType:
     result: dict[str, dict[str, Any]] = {}
     for names, line in _entries(table):
         for name in names:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from ckpttools.model_families.decoder import FUSED, TIED
 from ckpttools.model_families.deepseek import CORRECTED
 from ckpttools.model_families.deepseek import FAMILY as DEEPSEEK
-from ckpttools.model_families.family import FlagRule, Spelling, UnsupportedPart, nested_below
+from ckpttools.model_families.family import FlagRule, Spelling, UnsupportedPart, nested_sizes
 
 HUB = {"model.": "language_model.model.", "lm_head.": "language_model.lm_head."}
 # transformers 5.23 gives text layers the name that tower layers have on the Hub.
@@ -18,7 +18,7 @@ FAMILY = replace(
     name="kimi-k2.5",
     model_types=("kimi_k25",),
     models=("Kimi-K2.5",),
-    sizes=nested_below(DEEPSEEK.sizes, "text_config."),
+    sizes=nested_sizes(DEEPSEEK.sizes, "text_config."),
     flags={
         "tied": TIED,
         "fused": FUSED,

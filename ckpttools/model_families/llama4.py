@@ -77,7 +77,7 @@ VISION_BLOCKS = tower_blocks(
     "vision_encoder.Llama4VisionModel_0.Llama4VisionEncoder_0.layers_{vision_layer}",
     VISION_BLOCK,
 )
-WITHIN = {
+NESTED_PREFIXES = {
     "vision_model.": "model.vision_model.",
     "multi_modal_projector.": "model.multi_modal_projector.",
 }
@@ -149,7 +149,7 @@ FAMILY = Family(
     towers=("vision",),
     spellings=(
         Spelling({"model.": "language_model.model.", "lm_head.": "language_model.lm_head."}),
-        Spelling({**WITHIN, "model.": "model.language_model."}, name="transformers"),
+        Spelling({**NESTED_PREFIXES, "model.": "model.language_model."}, name="transformers"),
         Spelling(model_types=("llama4_text",), name="text"),
     ),
     settings=SettingRules(

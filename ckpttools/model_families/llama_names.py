@@ -37,5 +37,5 @@ RENAMED = (
 # A tied model lacks the first array; the second is computed from the configuration.
 OPTIONAL = (("output.weight", "lm_head.weight"), ("rope.freqs", None))
 # Names that identify such files, and the model types with adjacent pairs.
-TELLING = ("tok_embeddings.weight", "layers.0.attention.wq.weight")
+IDENTIFYING_NAMES = ("tok_embeddings.weight", "layers.0.attention.wq.weight")
 MODEL_TYPES = ("llama",)

@@ -8,7 +8,7 @@ from ckpttools.model_families.family import (
     FlagRule,
     Spelling,
     decoder_layers,
-    nested_below,
+    nested_sizes,
     tower_blocks,
 )
 from ckpttools.model_families.qwen3_next import FAMILY as QWEN3_NEXT
@@ -39,7 +39,7 @@ EXPERTS = rows("""
     wi_1:        expert embed mlp <-> experts.{expert}.up_proj.weight:   mlp embed, when apart
     wo:          expert mlp embed <-> experts.{expert}.down_proj.weight: embed mlp, when apart
 """)
-APART = FlagRule(
+SEPARATE_EXPERTS_FLAG = FlagRule(
     ("quantization_config.quant_method", "model_type"),
     ("fp8", "compressed-tensors", "awq", "gptq", "qwen3_5_moe_text"),
     by_arrays=True,
@@ -65,8 +65,8 @@ FAMILY = Family(
         *TOWER,
     ),
     sizes={
-        **nested_below(QWEN3_NEXT.sizes, "text_config.", ""),
-        **nested_below(TOWER_SIZES, "vision_config."),
+        **nested_sizes(QWEN3_NEXT.sizes, "text_config.", ""),
+        **nested_sizes(TOWER_SIZES, "vision_config."),
     },
     constants={**CONSTANTS, "linear": 3, "one": 1, "part": 2},
     derived={
@@ -75,7 +75,7 @@ FAMILY = Family(
         "ratio": "value_heads / key_heads",
         "key_values": "ratio * value_dim",
     },
-    flags={"tied": TIED, "apart": APART, "vision": VISION},
+    flags={"tied": TIED, "apart": SEPARATE_EXPERTS_FLAG, "vision": VISION},
     left_out=("mtp.*",),
     towers=("vision",),
     spellings=(HUB, Spelling(model_types=("qwen3_5_moe_text",), name="text")),

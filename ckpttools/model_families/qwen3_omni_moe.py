@@ -10,7 +10,7 @@ from ckpttools.model_families.family import (
     FlagRule,
     Spelling,
     UnsupportedPart,
-    nested_below,
+    nested_sizes,
     tower_blocks,
 )
 from ckpttools.model_families.qwen3_moe import FAMILY as QWEN3_MOE
@@ -124,9 +124,9 @@ FAMILY = Family(
     rows=(*QWEN3_MOE.rows, *AUDIO_ROWS),
     layers=(*QWEN3_MOE.layers, *TOWER, AUDIO_BLOCKS),
     sizes={
-        **nested_below({**QWEN3_MOE.sizes, "kv_heads": ("num_key_value_heads",)}, *TEXT_PARTS),
-        **nested_below(DEEP_SIZES, *VISION_PARTS),
-        **nested_below(AUDIO_SIZES, *AUDIO_PARTS),
+        **nested_sizes({**QWEN3_MOE.sizes, "kv_heads": ("num_key_value_heads",)}, *TEXT_PARTS),
+        **nested_sizes(DEEP_SIZES, *VISION_PARTS),
+        **nested_sizes(AUDIO_SIZES, *AUDIO_PARTS),
     },
     constants={**CONSTANTS, "conv": 2, "one": 1, "part": 2},
     derived={**DERIVED, **HEADS, "sound_in": "sound", "audio_head_dim": "audio_embed / audio_heads"},

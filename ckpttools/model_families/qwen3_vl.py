@@ -2,7 +2,7 @@
 
 from ckpttools.mapping.settings import SettingRules
 from ckpttools.model_families.decoder import SIZES, TIED
-from ckpttools.model_families.family import Family, Spelling, nested_below, tower_blocks
+from ckpttools.model_families.family import Family, Spelling, nested_sizes, tower_blocks
 from ckpttools.model_families.qwen3 import FAMILY as QWEN3
 from ckpttools.model_families.qwen3 import TEXT
 from ckpttools.model_families.qwen_tower import (
@@ -34,7 +34,7 @@ FAMILY = Family(
     models=("Qwen3-VL 2B to 32B",),
     rows=QWEN3.rows,
     layers=(*QWEN3.layers, *TOWER),
-    sizes={**nested_below(SIZES, "text_config.", ""), **nested_below(DEEP_SIZES, "vision_config.")},
+    sizes={**nested_sizes(SIZES, "text_config.", ""), **nested_sizes(DEEP_SIZES, "vision_config.")},
     constants=CONSTANTS,
     derived=DERIVED,
     flags={"tied": TIED, "vision": VISION},

@@ -5,7 +5,7 @@ from dataclasses import replace
 from ckpttools.mapping.row import rows
 from ckpttools.mapping.settings import SettingRules
 from ckpttools.model_families.decoder import ATTENTION, EMBEDDINGS, HEAD_NORMS, HEADS, NORMS, TIED
-from ckpttools.model_families.family import Family, FlagRule, decoder_layers, nested_below
+from ckpttools.model_families.family import Family, FlagRule, decoder_layers, nested_sizes
 from ckpttools.model_families.qwen3_moe import FAMILY as QWEN3_MOE
 from ckpttools.model_families.qwen3_moe import TEXT
 from ckpttools.model_families.qwen3_vl import HUB, TOWER
@@ -30,8 +30,8 @@ EXPERTS = rows("""
     wi_1: expert embed mlp <-> experts.{expert}.up_proj.weight:   mlp embed
     wo:   expert mlp embed <-> experts.{expert}.down_proj.weight: embed mlp
 """)
-TURNED = FlagRule((), by_arrays=True)
-APART = FlagRule(("model_type",), TEXT.model_types)
+TRANSPOSED_EXPERTS = FlagRule((), by_arrays=True)
+SEPARATE_EXPERTS_FLAG = FlagRule(("model_type",), TEXT.model_types)
 
 FAMILY = Family(
     name="qwen3-vl-moe",
@@ -42,10 +42,10 @@ FAMILY = Family(
         decoder_layers("layer", "layers", ("layer",), (*NORMS, *ATTENTION, *HEAD_NORMS, *EXPERTS)),
         *TOWER,
     ),
-    sizes={**nested_below(QWEN3_MOE.sizes, "text_config.", ""), **nested_below(DEEP_SIZES, "vision_config.")},
+    sizes={**nested_sizes(QWEN3_MOE.sizes, "text_config.", ""), **nested_sizes(DEEP_SIZES, "vision_config.")},
     constants={**CONSTANTS, "part": 2},
     derived={**DERIVED, **HEADS},
-    flags={"tied": TIED, "turned": TURNED, "apart": APART, "vision": VISION},
+    flags={"tied": TIED, "turned": TRANSPOSED_EXPERTS, "apart": SEPARATE_EXPERTS_FLAG, "vision": VISION},
     towers=("vision",),
     unscanned_with_towers=DEEPSTACK,
     # This model always normalizes.

@@ -24,7 +24,7 @@ SUFFIXES = (".toml", ".py")
 @cache
 def families() -> Mapping[str, Family]:
     """Return all families by name, sorted; a plug-in precedes a built-in family of the same name."""
-    return dict(sorted({**_built_in(), **load_group(_GROUP, Family)}.items()))
+    return dict(sorted({**_built_in_families(), **load_group(_GROUP, Family)}.items()))
 
 
 def families_of_type(model_type: object) -> tuple[Family, ...]:
@@ -65,7 +65,7 @@ def _module_family(name: str) -> Family | None:
 
 
 @cache
-def _built_in() -> Mapping[str, Family]:
+def _built_in_families() -> Mapping[str, Family]:
     """Return the families of this package, one for each module with a `FAMILY`."""
     return {family.name: family for family in map(_module_family, _modules()) if family is not None}
 
@@ -95,14 +95,14 @@ def family_named(name: str) -> Family:
     family = _module_family(name.replace("-", "_")) if name.replace("-", "_") in _modules() else None
     if family is not None and family.name == name:
         return family
-    known = _built_in() if name in _built_in() else families()
+    known = _built_in_families() if name in _built_in_families() else families()
     if name in known:
         return known[name]
     raise UnknownNameError(
         f"unknown family {name!r}",
         expected="one of " + ", ".join(families()),
         hint=_suffix_hint(name)
-        or _of_model(name)
+        or _families_of_model(name)
         or _unsupported_error(name)
         or did_you_mean(name, families())
         or _fallback_error(),
@@ -114,7 +114,7 @@ def _suffix_hint(name: str) -> str | None:
     return f"the name of a family file ends in {' or '.join(SUFFIXES)}" if Path(name).is_file() else None
 
 
-def _of_model(name: str) -> str | None:
+def _families_of_model(name: str) -> str | None:
     """Describe which families have a model or `model_type` with this name, such as Kimi-K2, if any."""
     word = _letters(name)
     matches = [
@@ -143,32 +143,32 @@ def family_of(config: Mapping[str, Any], location: str) -> Family:
             "the configuration does not state a model type",
             location=location,
             got=f"model_type {model_type!r}",
-            expected="a string such as " + ", ".join(sorted(_by_model_type())),
+            expected="a string such as " + ", ".join(sorted(_families_by_model_type())),
             hint=f"name the family with {option('family')}",
         )
     # Loading all built-in families takes 50 ms, and searching for plug-ins takes 30 ms; most models need
     # neither.
-    family = _namesake(model_type) or _of_types(_built_in()).get(model_type)
-    family = family or _by_model_type().get(model_type)
+    family = _namesake(model_type) or _index_by_type(_built_in_families()).get(model_type)
+    family = family or _families_by_model_type().get(model_type)
     if family is not None:
         other = (name for name, rule in family.others.items() if rule.read(config, location).value)
         family = next(map(family_named, other), family)
         log_detail("model_type %s in %s: family %s", model_type, location, family.name)
         return family
-    if (why := _unsupported_error(model_type)) is not None:
+    if (reason := _unsupported_error(model_type)) is not None:
         raise ConfigError(
             f"no family has model_type {model_type!r}",
             location=location,
-            got=why,
+            got=reason,
             expected=f"a model of one of the families: {action('families')}",
             hint=f"your own family goes into a file: {_file()}"
-            if model_type in OF_MAXTEXT
+            if model_type in MAXTEXT_ONLY_MODELS
             else "no other family fits, and MaxText cannot run it",
         )
     raise ConfigError(
         f"no family has model_type {model_type!r}",
         location=location,
-        expected="one of " + ", ".join(sorted(_by_model_type())),
+        expected="one of " + ", ".join(sorted(_families_by_model_type())),
         # Similar names are not suggested, because the next version of a model usually has different arrays.
         hint=f"{action('inspect')} shows which family's names the arrays have, if any; "
         f"{option('family', 'NAME')} uses its rows. {_fallback_error()}",
@@ -177,8 +177,8 @@ def family_of(config: Mapping[str, Any], location: str) -> Family:
 
 def _unsupported_error(model_type: str) -> str | None:
     """Return why no family supports a model type; None if the type is unknown."""
-    if model_type in OF_MAXTEXT:
-        return f"MaxText 0.2.5 supports it, but ckpttools does not: {OF_MAXTEXT[model_type]}"
+    if model_type in MAXTEXT_ONLY_MODELS:
+        return f"MaxText 0.2.5 supports it, but ckpttools does not: {MAXTEXT_ONLY_MODELS[model_type]}"
     return UNFIT.get(model_type)
 
 
@@ -190,11 +190,11 @@ def _fallback_error() -> str:
     return f"{action('families')} lists all families; describe your own in a file: {_file()}"
 
 
-def _by_model_type() -> dict[str, Family]:
-    return _of_types(families())
+def _families_by_model_type() -> dict[str, Family]:
+    return _index_by_type(families())
 
 
-def _of_types(known: Mapping[str, Family]) -> dict[str, Family]:
+def _index_by_type(known: Mapping[str, Family]) -> dict[str, Family]:
     # If a family passes such models on to another family, the other family comes after it.
     handed_on = {name for family in known.values() for name in family.others}
     ordered = sorted(known.values(), key=lambda family: family.name not in handed_on)
@@ -206,13 +206,13 @@ def _of_types(known: Mapping[str, Family]) -> dict[str, Family]:
 # Compared with the decoders of MaxText 0.2.5 and the models of transformers 5.
 #
 # MaxText's own models, which have no weights on the Hub and no class in transformers.
-OF_MAXTEXT: Mapping[str, str] = {
+MAXTEXT_ONLY_MODELS: Mapping[str, str] = {
     "envy": "its weights are trained with MaxText, and their names on the Hub are unknown",
     "gpt3": "MaxText has it as a benchmark, and no weights are published",
     "weaver": "its weights have special names, and none are published",
 }
 _DENSE_3_5 = "MaxText 0.2.5's qwen3_5 decoder has experts in every layer, and this model has none"
-_TEXT_OF_2 = "its text model is Qwen 2, but MaxText 0.2.5 does not have its towers"
+_QWEN2_TEXT_REASON = "its text model is Qwen 2, but MaxText 0.2.5 does not have its towers"
 _FACTORS = (
     "it scales embeddings, residuals and scores by additional factors, which MaxText 0.2.5 does not support"
 )
@@ -230,10 +230,10 @@ UNFIT: Mapping[str, str] = {
     "mllama": "MaxText 0.2.5 has no cross-attention to images (Llama 3.2 Vision)",
     "olmo": "its norms have no weights; MaxText 0.2.5 only has OLMo 2 and 3",
     "olmoe": "MaxText 0.2.5's OLMo decoder has no experts",
-    "qwen2_5_omni": _TEXT_OF_2,
-    "qwen2_5_vl": _TEXT_OF_2,
-    "qwen2_audio": _TEXT_OF_2,
-    "qwen2_vl": _TEXT_OF_2,
+    "qwen2_5_omni": _QWEN2_TEXT_REASON,
+    "qwen2_5_vl": _QWEN2_TEXT_REASON,
+    "qwen2_audio": _QWEN2_TEXT_REASON,
+    "qwen2_vl": _QWEN2_TEXT_REASON,
     "qwen2_moe": "MaxText 0.2.5 has no decoder with both Qwen 2's attention and experts",
     "qwen3_5": _DENSE_3_5,
     "qwen3_5_text": _DENSE_3_5,

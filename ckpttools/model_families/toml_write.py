@@ -51,7 +51,7 @@ def family_to_toml(family: Family) -> str:
         *(
             line
             for spelling in family.spellings
-            for line in _spelling(spelling)
+            for line in _write_spelling(spelling)
             if family.spellings != (PLAIN,)
         ),
         *(["", "[sets]"] if sets else []),
@@ -128,7 +128,7 @@ def _fields(table: str, name: str, rule: FlagRule | UnsupportedPart) -> Iterator
     yield from _entries({field.name: getattr(rule, field.name) for field in fields(rule)})
 
 
-def _spelling(spelling: Spelling) -> Iterator[str]:
+def _write_spelling(spelling: Spelling) -> Iterator[str]:
     yield from ("", "[[spellings]]", f"name = {_value(spelling.name)}")
     yield from _entries(
         {

@@ -67,19 +67,19 @@ class NodeLines:
         """
         result = self._numbers.get(id(array))
         if result is None:
-            declared = self._encode(array)
+            line = self._encode(array)
             result = self._numbers[id(array)] = len(self.lines)
             # Keep the object alive, since the key is its address.
             self._kept.append(array)
-            self.lines.append(list_line(declared))
+            self.lines.append(list_line(line))
         return result
 
     def _encode(self, array: LazyArray) -> list[object]:
         kind = array.shape, dtype_name(array.dtype)
-        declared = self._leaf(array, kind) or self._combined(array, kind) or self._derived(array, kind)
-        if declared is None:
+        line = self._leaf(array, kind) or self._combined(array, kind) or self._derived(array, kind)
+        if line is None:
             raise NotInLinesError(f"{array!r}")
-        return declared
+        return line
 
     def _leaf(self, array: LazyArray, kind: _Kind) -> list[object] | None:
         """Encode an array without inputs; return None for others."""
@@ -123,8 +123,8 @@ class NodeLines:
             case Take():
                 return ["take", self.number(array.source), array.axis, array.index]
             case Relayout():
-                how = array.split, array.order, array.merge
-                return ["relayout", *kind, self.number(array.source), *how]
+                arguments = array.split, array.order, array.merge
+                return ["relayout", *kind, self.number(array.source), *arguments]
             case Window():
                 return ["window", *kind, self.number(array.source), array.start]
             case Padded():
@@ -183,19 +183,19 @@ class Nodes:
             result = self._arrays.setdefault(number, result)
         return result
 
-    def _array(self, declared: list[Any]) -> LazyArray:
-        match declared:
+    def _array(self, values: list[Any]) -> LazyArray:
+        match values:
             case ["take", source, axis, index]:
                 return take(self.array(source), axis, index)
             case [str(kind), shape, name, *rest]:
                 return self._decode(kind, tuple(shape), DTYPES[name], rest)
-        raise ValueError(f"{declared!r:.80}")
+        raise ValueError(f"{values!r:.80}")
 
     def _decode(self, kind: str, shape: Shape, dtype: DType, rest: list[Any]) -> LazyArray:
         for decode in (self._leaf, self._combined, self._derived):
-            built = decode(kind, shape, dtype, rest)
-            if built is not None:
-                return built
+            result = decode(kind, shape, dtype, rest)
+            if result is not None:
+                return result
         raise ValueError(f"{kind!r:.80}")
 
     def _leaf(self, kind: str, shape: Shape, dtype: DType, rest: list[Any]) -> LazyArray | None:
@@ -252,8 +252,8 @@ class Nodes:
             case "elementwise", [source, op]:
                 return Elementwise(shape, dtype, self.array(source), decode_dataclass(op, OPS))
             case "BlockCodes" | "BlockScales", [source, encoder, name]:
-                built = BlockCodes if kind == "BlockCodes" else BlockScales
-                return built(shape, dtype, self.array(source), decode_dataclass(encoder, OPS), name)
+                result = BlockCodes if kind == "BlockCodes" else BlockScales
+                return result(shape, dtype, self.array(source), decode_dataclass(encoder, OPS), name)
         return None
 
     def _decode_field(self, value: Any) -> Any:
@@ -402,9 +402,9 @@ def dtype_name(dtype: DType) -> str:
     return dtype.name
 
 
-def list_line(declared: Iterable[object]) -> str:
+def list_line(values: Iterable[object]) -> str:
     """Encode a list as a line of JSON."""
-    return json.dumps(declared, separators=(",", ":"))
+    return json.dumps(values, separators=(",", ":"))
 
 
 def texts(lines: Iterable[Iterable[object]]) -> Iterator[str]:
@@ -416,30 +416,32 @@ def encode_placement(placement: Placement) -> list[object]:
     """Encode a placement. Raise NotInLinesError if it writes nothing."""
     match placement.home:
         case DataFile(file, offset, per_file):
-            home: list[object] = ["file", file, offset, per_file]
+            destination: list[object] = ["file", file, offset, per_file]
         case ChunkFiles(directory, prefix, separator):
-            home = ["chunks", directory, prefix, separator]
+            destination = ["chunks", directory, prefix, separator]
         case Appended(file, limit):
-            home = ["appended", file, limit]
+            destination = ["appended", file, limit]
         case other:
             raise NotInLinesError(f"{other!r:.80}")
     codec = None if placement.codec is None else encode_dataclass(placement.codec, CODECS)
-    return [placement.shape, placement.itemsize, placement.chunk, home, codec]
+    return [placement.shape, placement.itemsize, placement.chunk, destination, codec]
 
 
-def decode_placement(declared: Any) -> Placement:
+def decode_placement(value: Any) -> Placement:
     """Decode the result of `encode_placement`. Raise FormatError if it is not a placement."""
-    homes: Mapping[str, Callable[..., DataFile | ChunkFiles | Appended]] = {
+    factories: Mapping[str, Callable[..., DataFile | ChunkFiles | Appended]] = {
         "file": DataFile,
         "chunks": ChunkFiles,
         "appended": Appended,
     }
     try:
-        shape, itemsize, chunk, (kind, *home), codec = declared
-        outside = [item for item in home if isinstance(item, str) and item and not is_inside(f"d/{item}")]
-        if outside or str(home[0]).startswith("/"):
-            raise ValueError(f"a file outside the destination, {home}")
-        built = None if codec is None else decode_dataclass(codec, CODECS)
-        return Placement(tuple(shape), itemsize, tuple(chunk), homes[kind](*home), built)
+        shape, itemsize, chunk, (kind, *destination), codec = value
+        outside = [
+            item for item in destination if isinstance(item, str) and item and not is_inside(f"d/{item}")
+        ]
+        if outside or str(destination[0]).startswith("/"):
+            raise ValueError(f"a file outside the destination, {destination}")
+        result = None if codec is None else decode_dataclass(codec, CODECS)
+        return Placement(tuple(shape), itemsize, tuple(chunk), factories[kind](*destination), result)
     except (ValueError, TypeError, KeyError, IndexError) as error:
         raise FormatError("a line of the plan does not describe a placement", got=error) from error

@@ -126,12 +126,12 @@ ENGINES = (
     Engine("a step of srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
 )
 # The variables from which `jax.distributed` reads the index and number of processes on SLURM and Open MPI.
-_JOBS_OF_JAX = (("SLURM_PROCID", "SLURM_NTASKS"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"))
+_JAX_JOB_VARIABLES = (("SLURM_PROCID", "SLURM_NTASKS"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"))
 
 
 def invalid_process_numbers() -> str:
     """Return the environment's process index and count if they contradict each other; "" otherwise."""
-    for number, count in _JOBS_OF_JAX:
+    for number, count in _JAX_JOB_VARIABLES:
         if number in os.environ and count in os.environ:
             try:
                 parse_part(f"{os.environ[number]}/{os.environ[count]}")
@@ -196,7 +196,7 @@ def _variable_text(engine: Engine, environment: Mapping[str, str]) -> str:
 
 def _part(engine: Engine, count: int | None, environment: Mapping[str, str]) -> Part:
     number = _parse_number(engine.number, environment)
-    numbers = _numbers(engine, environment)
+    numbers = _job_indices(engine, environment)
     if count is not None:
         # A job array that repeats a few parts has the numbers of those parts, and its own first index and
         # count.
@@ -226,7 +226,7 @@ def _part(engine: Engine, count: int | None, environment: Mapping[str, str]) -> 
     return Part(numbers.index(number) if numbers else number, started)
 
 
-def _numbers(engine: Engine, environment: Mapping[str, str]) -> range:
+def _job_indices(engine: Engine, environment: Mapping[str, str]) -> range:
     """Return all indices that an engine assigns, without gaps; an empty range if it sets no limits."""
     if not {engine.first, engine.last} <= environment.keys():
         return range(0)

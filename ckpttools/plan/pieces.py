@@ -32,7 +32,7 @@ Cut = Callable[[Item, int], Iterator[Region]]
 PIECE_BYTES = 8 << 20
 _SMALLEST_PIECE = 64 << 10
 # Above this ratio, decoding a chunk again for each of its small pieces costs more than the cache saves.
-_WORTH_MORE_MEMORY = 1.25
+_MAX_DECODE_RATIO = 1.25
 # Memory per item in addition to its arrays. Hashing or comparing small arrays took 1.7 KiB per array in
 # total.
 _BYTES_PER_ITEM = 1024
@@ -159,7 +159,7 @@ def _cheapest(item: Item, limit: int, piece_bytes: int) -> Shape:
 def _tile_from(item: Item, large: Shape, piece_bytes: int, cost: Callable[[Shape], float]) -> Shape:
     """Return a smaller shape than `large`, unless it costs more."""
     tile = _tile(item, large, piece_bytes // _element_bytes(item), cost)
-    return large if cost(large) * _WORTH_MORE_MEMORY < cost(tile) else tile
+    return large if cost(large) * _MAX_DECODE_RATIO < cost(tile) else tile
 
 
 def tile_for(array: LazyArray, shape: Shape, limit: int) -> Shape:

@@ -27,12 +27,12 @@ from ckpttools.formats.placement import ChunkFiles, Placement, Referenced
 from ckpttools.plan.task import (
     LARGEST_TASK,
     Task,
-    cut,
-    cut_in_order,
     estimate_groups,
     groups,
     reading_costs,
     sort_by_output,
+    split_array,
+    split_in_order,
     task_sizes,
 )
 from ckpttools.stores.costs import Streams
@@ -42,7 +42,7 @@ _SMALLEST_TASK = 1 << 20
 # matrices of large models into pieces that are not contiguous.
 _GOOD_SIZES = 3
 # Number of workers that keep a network busy, each with several concurrent reads.
-_FEWEST_FROM_FAR = 4
+_MIN_REMOTE_WORKERS = 4
 # With fewer tasks per worker, the last task may leave the other workers idle most of the time.
 _TASKS_PER_WORKER = 4
 _SMALLEST_SHARE = 4 << 20
@@ -57,10 +57,10 @@ _BYTES_PER_CHUNK = 1024
 # more each.
 _BYTES_PER_EXTENT, _BYTES_PER_FILE = 640, 896
 # Smaller fractions, such as headers and gaps between chunks, need no remark.
-_WORTH_A_REMARK = 0.05
+_MIN_REMARK_FRACTION = 0.05
 # Number of lines of a fingerprint that are encoded as one list. Another number would change all fingerprints,
 # so that conversions started by an earlier version could not be resumed.
-_TOGETHER = 1024
+_MIN_SIZE = 1024
 
 
 class Totals(TypedDict):
@@ -166,7 +166,7 @@ class Plan:
     @property
     def bytes_referenced(self) -> int:
         """Bytes of chunks that are not copied, because the destination refers to the existing files."""
-        return sum(home.nbytes for home in self.layout.referenced)
+        return sum(reference.nbytes for reference in self.layout.referenced)
 
     @property
     def bytes_dead(self) -> int:
@@ -183,13 +183,13 @@ class Plan:
     def raw_remarks(self) -> tuple[str, ...]:
         """The remarks with unrendered terms."""
         remarks = (*self.notes.remarks, *self.layout.remarks)
-        if not self.bytes_dead > _WORTH_A_REMARK * self.bytes_referenced:
+        if not self.bytes_dead > _MIN_REMARK_FRACTION * self.bytes_referenced:
             return remarks
-        written, read = location("destination"), location("source")
+        destination, read = location("destination"), location("source")
         return (
             *remarks,
-            f"{written} shares files with {read}: {self.bytes_dead:,} bytes in them are unused in "
-            f"{written}, and take space until both are deleted; {option('reference', False)} copies the "
+            f"{destination} shares files with {read}: {self.bytes_dead:,} bytes in them are unused in "
+            f"{destination}, and take space until both are deleted; {option('reference', False)} copies the "
             "needed bytes instead",
         )
 
@@ -206,7 +206,7 @@ class Plan:
     @cached_property
     def sources(self) -> tuple[ByteSource, ...]:
         """Every file that will be read or shared, sorted by path."""
-        read = sources(_written(self.tree, self.layout).values())
+        read = sources(_written_arrays(self.tree, self.layout).values())
         result = {source.path: source for source in (*read, *self.layout.links.values())}
         return tuple(result[path] for path in sorted(result))
 
@@ -217,12 +217,12 @@ class Plan:
             identify: Returns the canonical name and the version of a file.
         """
         digest, text = hashlib.sha256(), json.JSONEncoder(separators=(",", ":")).encode
-        described = self._described(fingerprint_once(identify))
-        while lines := list(islice(described, _TOGETHER)):
+        described = self._describe(fingerprint_once(identify))
+        while lines := list(islice(described, _MIN_SIZE)):
             digest.update(text(lines).encode())
         return digest.hexdigest()
 
-    def _described(self, identify: Identify) -> Iterator[object]:
+    def _describe(self, identify: Identify) -> Iterator[object]:
         identities = [(*identify(item), item.size) for item in self.sources]
         yield sorted((name, size, version) for name, version, size in identities)
         yield [sorted(self.layout.files.items()), sorted(self.tree.metadata.custom.items())]
@@ -270,7 +270,9 @@ def build(
     """
     refuse_incomplete(tree.arrays.values(), tree.metadata.location)
     jobs, limit, layout = _fit_memory(tree, writer, memory, jobs, reserved, streams, division)
-    share = division.share_bytes if division else min(limit, _share(_written(tree, layout).values(), jobs))
+    share = (
+        division.share_bytes if division else min(limit, _share(_written_arrays(tree, layout).values(), jobs))
+    )
     division = Division(limit, share)
     tasks = _streamed_tasks(tree, layout, limit) if streams else _unordered_tasks(tree, layout, division)
     buffer = max((task.bytes_out for task in tasks), default=0)
@@ -291,9 +293,9 @@ def build(
 
 def _streamed_tasks(tree: Tree, layout: Layout, limit: int) -> list[Task]:
     """Return the tasks for streamed files."""
-    written = _written(tree, layout)
-    sizes = task_sizes(written, layout, limit)
-    cuts = (cut_in_order(path, written[path], layout.placements[path], size) for path, size in sizes.items())
+    arrays = _written_arrays(tree, layout)
+    sizes = task_sizes(arrays, layout, limit)
+    cuts = (split_in_order(path, arrays[path], layout.placements[path], size) for path, size in sizes.items())
     return sort_by_output(chain.from_iterable(cuts), layout)
 
 
@@ -301,9 +303,9 @@ def _unordered_tasks(tree: Tree, layout: Layout, division: Division) -> list[Tas
     """Return the tasks for files that are written at any offset, sources in file order."""
     tasks = (
         task
-        for path, array in _written(tree, layout).items()
+        for path, array in _written_arrays(tree, layout).items()
         for placement in (layout.placements[path],)
-        for task in cut(
+        for task in split_array(
             path, array, placement, division.max_bytes if placement.codec else division.share_bytes
         )
     )
@@ -335,7 +337,7 @@ def _fit_memory(
     if streams:
         jobs = max(1, min(jobs, estimate_groups(layout, streams.file_bytes)))
     least = 0
-    is_far = bool(reading_costs(_written(tree, layout).values()).requests)
+    is_far = bool(reading_costs(_written_arrays(tree, layout).values()).requests)
     choices = _remote_choices(jobs) if streams and is_far else _choices(jobs)
     if division:
         choices = ((count, division.max_bytes) for count in range(jobs, 0, -1))
@@ -366,16 +368,16 @@ def _remote_choices(jobs: int) -> Iterator[tuple[int, int]]:
     Each task of a transposed matrix reads the full matrix, so large tasks come before many workers.
     """
     for limit in (2 * LARGEST_TASK, LARGEST_TASK, LARGEST_TASK // 2):
-        yield from ((count, limit) for count in range(jobs, min(jobs, _FEWEST_FROM_FAR) - 1, -1))
+        yield from ((count, limit) for count in range(jobs, min(jobs, _MIN_REMOTE_WORKERS) - 1, -1))
     yield from _choices(jobs)
 
 
 def _estimate_memory(tree: Tree, layout: Layout, jobs: int, limit: int, streams: Streams | None) -> int:
     """Return the maximum resident bytes with tasks of this size."""
-    written = _written(tree, layout)
-    sizes = task_sizes(written, layout, limit) if streams else dict.fromkeys(written, limit)
+    arrays = _written_arrays(tree, layout)
+    sizes = task_sizes(arrays, layout, limit) if streams else dict.fromkeys(arrays, limit)
     # Halving an axis may leave tasks slightly larger than half the size.
-    tasks = sum(max(1, ceil_div(2 * array.nbytes, sizes[path])) for path, array in written.items())
+    tasks = sum(max(1, ceil_div(2 * array.nbytes, sizes[path])) for path, array in arrays.items())
     largest = max(sizes.values(), default=0) if streams else limit
     worker = largest + _scratch_bytes(tree, layout) + (streams.memory if streams else 0)
     return _base_bytes(tree, layout, tasks) + jobs * worker
@@ -384,7 +386,7 @@ def _estimate_memory(tree: Tree, layout: Layout, jobs: int, limit: int, streams:
 def _scratch_bytes(tree: Tree, layout: Layout) -> int:
     """Return the maximum temporary bytes of a worker."""
     own = tree.once(_scratch_of_arrays)
-    needs = (own[path] + layout.placements[path].scratch_bytes for path in _written(tree, layout))
+    needs = (own[path] + layout.placements[path].scratch_bytes for path in _written_arrays(tree, layout))
     return max(needs, default=0)
 
 
@@ -396,7 +398,7 @@ def _nodes(tree: Tree) -> int:
     return nodes(tree.arrays.values())
 
 
-def _written(tree: Tree, layout: Layout) -> dict[Path, LazyArray]:
+def _written_arrays(tree: Tree, layout: Layout) -> dict[Path, LazyArray]:
     """Return the arrays whose bytes move."""
     arrays = tree.arrays.items()
     return {p: array for p, array in arrays if not isinstance(layout.placements[p].home, Referenced)}

@@ -39,7 +39,7 @@ from ckpttools.plan.array_lines import (
 from ckpttools.plan.plan import Plan
 from ckpttools.plan.task import Task
 from ckpttools.stores.base import File, is_inside
-from ckpttools.stores.checksums import BLOCK_BYTES, MOST_BLOCKS, compute_sample_digests, sample_starts
+from ckpttools.stores.checksums import BLOCK_BYTES, MAX_BLOCKS, compute_sample_digests, sample_starts
 from ckpttools.stores.location import Location
 from ckpttools.stores.memory import Bytes
 from ckpttools.stores.publishing import PLAN_KINDS
@@ -118,7 +118,9 @@ class PlannedSource:
     sample: str = ""
     is_inline: bool = False
 
-    def opened(self, there: Callable[[str], str], owners: Callable[[int], str] = lambda offset: "") -> File:
+    def opened(
+        self, relocate: Callable[[str], str], owners: Callable[[int], str] = lambda offset: ""
+    ) -> File:
         """Open the file in this process.
 
         Args:
@@ -129,7 +131,7 @@ class PlannedSource:
             SourceChangedError: The file differs from the planned one.
             CheckpointError: The file cannot be opened.
         """
-        path = there(self.path)
+        path = relocate(self.path)
         try:
             file = parse(path).open()
         except CheckpointError as error:
@@ -196,14 +198,14 @@ class PlanFile:
         """Return the indices of the tasks in a range of groups."""
         return range(self._starts[first], self._starts[stop])
 
-    def opened_source(self, number: int, there: Callable[[str], str]) -> File:
+    def opened_source(self, number: int, relocate: Callable[[str], str]) -> File:
         """Open a source file by index. Errors name the arrays that differ.
 
         Raises:
             SourceChangedError: The file differs from the planned one.
             CheckpointError: The file cannot be opened.
         """
-        return self.sources[number].opened(there, lambda offset: self._owners(number, offset))
+        return self.sources[number].opened(relocate, lambda offset: self._owners(number, offset))
 
     def _owners(self, number: int, offset: int) -> str:
         """Describe the arrays with bytes in a block of a file. Returns "" if the plan has no tasks."""
@@ -251,7 +253,7 @@ class PlanFile:
         ]
         return shares.__getitem__
 
-    def part(self, first: int, stop: int, jobs: int, there: Callable[[str], str]) -> tuple[Plan, Opened]:
+    def part(self, first: int, stop: int, jobs: int, relocate: Callable[[str], str]) -> tuple[Plan, Opened]:
         """Return the plan of some groups with only their tasks, and the files that those tasks read.
 
         Args:
@@ -263,23 +265,23 @@ class PlanFile:
             FormatError: The file is damaged.
         """
         arrays_at, nodes_at, tasks_at = 0, self._sizes[0], self._sizes[0] + self._sizes[1]
-        opened = Opened(self, self._inline, there)
+        opened = Opened(self, self._inline, relocate)
         nodes = Nodes(self._lines[nodes_at:tasks_at], opened)
-        declared = [json.loads(self._lines[tasks_at + number]) for number in self.tasks_of(first, stop)]
+        values = [json.loads(self._lines[tasks_at + number]) for number in self.tasks_of(first, stop)]
         paths: dict[int, Path] = {}
         placements, arrays = {}, {}
-        for number in dict.fromkeys(item[0] for item in declared):
+        for number in dict.fromkeys(item[0] for item in values):
             path, node, placement = json.loads(self._lines[arrays_at + number])
             paths[number] = tuple(path)
             placements[tuple(path)] = decode_placement(placement)
             arrays[tuple(path)] = nodes.array(node)
         tasks = tuple(
             Task(paths[number], Region(tuple(start), tuple(end)), bytes_in, bytes_out, ("", 0))
-            for number, start, end, bytes_in, bytes_out in declared
+            for number, start, end, bytes_in, bytes_out in values
         )
         layout = Layout(placements, self._files, heads=self._heads)
         header = self.header
-        streams = parse(there(header.destination)).store.streams
+        streams = parse(relocate(header.destination)).store.streams
         return (
             Plan(
                 Tree(arrays), layout, tasks, jobs, header.memory, header.buffer_bytes, header.scratch_bytes,
@@ -292,8 +294,8 @@ class PlanFile:
 class Opened:
     """The files that a part reads, opened on first use."""
 
-    def __init__(self, plan: PlanFile, inline: Mapping[int, bytes], there: Callable[[str], str]) -> None:
-        self._plan, self._inline, self._there = plan, inline, there
+    def __init__(self, plan: PlanFile, inline: Mapping[int, bytes], relocate: Callable[[str], str]) -> None:
+        self._plan, self._inline, self._there = plan, inline, relocate
         self._files: dict[int, File] = {}
 
     def __call__(self, number: int) -> ByteSource:
@@ -326,12 +328,12 @@ class Opened:
 
 # Limits on sampled blocks of all local files together. The minimum is that of 128 files, and a few files
 # share it. Reading the minimum takes 10 ms from the page cache, and 5 s from a disk with a seek time of 5 ms.
-_MOST_SAMPLES, _MIN_SAMPLES = 20_000, 1024
+_MAX_SAMPLES, _MIN_SAMPLES = 20_000, 1024
 # Sources in memory up to this size are stored in the plan.
 _LARGEST_INLINE = 1 << 16
 
 
-def encoded(plan: Plan, header: Header) -> bytes:
+def encode_plan(plan: Plan, header: Header) -> bytes:
     """Return the content of a plan file.
 
     Args:
@@ -407,7 +409,7 @@ class _Sources:
     def declared(self) -> list[list[object]]:
         """Return the sources in the order of their indices."""
         count = max(1, len(self._listed))
-        samples = max(2, min(MOST_BLOCKS, _MOST_SAMPLES // count), _MIN_SAMPLES // count)
+        samples = max(2, min(MAX_BLOCKS, _MAX_SAMPLES // count), _MIN_SAMPLES // count)
         return [list(asdict(_plan_source(item, samples)).values()) for item in self._listed]
 
 
@@ -416,9 +418,9 @@ def _plan_source(source: ByteSource, samples: int) -> PlannedSource:
         return PlannedSource(source.path, source.path, source.size, source.version, is_inline=True)
     location = parse(source.path)
     blocks = min(samples, ceil_div(source.size, BLOCK_BYTES) or 1)
-    if blocks > MOST_BLOCKS:
+    if blocks > MAX_BLOCKS:
         # These samples include those of the fingerprint, so that the error can name the file that differs.
-        blocks += (1 - blocks) % (MOST_BLOCKS - 1)
+        blocks += (1 - blocks) % (MAX_BLOCKS - 1)
     sample = compute_sample_digests(source, blocks) if location.store.scheme == "file" else ""
     return PlannedSource(
         str(location.absolute()), str(location.resolve()), source.size, source.version, sample
@@ -439,10 +441,10 @@ def read_plan(location: Location) -> PlanFile:
             expected=f"a file that {_writing_command()} wrote",
             hint=f"{action('summary', str(location))} identifies it",
         )
-    return decoded(location.require_exists().read_bytes(), location)
+    return decode_plan(location.require_exists().read_bytes(), location)
 
 
-def decoded(data: bytes, location: object) -> PlanFile:
+def decode_plan(data: bytes, location: object) -> PlanFile:
     """Decode the content of a plan file. `location` is its origin, for messages; errors as in `read_plan`."""
     *lines, checksum, rest = data.split(b"\n") if data.count(b"\n") > 1 else (b"", b"", b"")
     whole = len(data) - len(checksum) - 1

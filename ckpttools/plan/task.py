@@ -73,7 +73,12 @@ def readers(costs: Costs) -> int:
 
 
 def tile_shape(
-    shape: Shape, limit: int, cells: Sequence[Shape], cost: Callable[[Shape], float], *, whole: bool = False
+    shape: Shape,
+    limit: int,
+    cells: Sequence[Shape],
+    cost: Callable[[Shape], float],
+    *,
+    is_complete: bool = False,
 ) -> Shape | None:
     """Return a shape of at most `limit` elements by repeatedly halving the axis with the lowest cost.
 
@@ -88,7 +93,7 @@ def tile_shape(
         The shape; None if a single cell has more elements.
     """
     while prod(shape) > limit:
-        halves = (_halve_axis(shape, axis, cells, whole) for axis in range(len(shape)))
+        halves = (_halve_axis(shape, axis, cells, is_complete) for axis in range(len(shape)))
         shorter = [half for half in halves if half != shape]
         if not shorter:
             return None
@@ -96,10 +101,10 @@ def tile_shape(
     return shape
 
 
-def _halve_axis(shape: Shape, axis: int, cells: Sequence[Shape], whole: bool) -> Shape:
+def _halve_axis(shape: Shape, axis: int, cells: Sequence[Shape], is_complete: bool) -> Shape:
     """Return the shape with one axis halved, rounded up to full cells; the same shape if impossible."""
     length = shape[axis]
-    cell = max((item[axis] for item in cells if item[axis] < length), default=length if whole else 1)
+    cell = max((item[axis] for item in cells if item[axis] < length), default=length if is_complete else 1)
     half = ceil_div(ceil_div(length, 2), cell) * cell
     return (*shape[:axis], half, *shape[axis + 1 :])
 
@@ -132,7 +137,7 @@ class Task:
     locality: tuple[str, int]
 
 
-def cut(path: Path, array: LazyArray, placement: Placement, limit: int) -> Iterator[Task]:
+def split_array(path: Path, array: LazyArray, placement: Placement, limit: int) -> Iterator[Task]:
     """Divide an array into tasks of at most `limit` bytes that tile it exactly.
 
     Raises:
@@ -153,7 +158,7 @@ def task_of(path: Path, array: LazyArray, region: Region) -> Task:
 def _tile(path: Path, array: LazyArray, placement: Placement, limit: int) -> Shape:
     """Return a shape of at most `limit` elements that does not divide encoded chunks."""
     cost = partial(_cost_per_element, array, placement, prices(array))
-    tile = tile_shape(array.shape, limit, [placement.chunk], cost, whole=placement.codec is not None)
+    tile = tile_shape(array.shape, limit, [placement.chunk], cost, is_complete=placement.codec is not None)
     if tile is None or limit < 1:
         raise MemoryBudgetError(
             "an encoded chunk does not fit" if limit else "one element does not fit",
@@ -249,7 +254,7 @@ def _smallest_task(placement: Placement) -> int:
     return placement.chunk_nbytes if placement.codec else placement.itemsize
 
 
-def cut_in_order(path: Path, array: LazyArray, placement: Placement, limit: int) -> Iterator[Task]:
+def split_in_order(path: Path, array: LazyArray, placement: Placement, limit: int) -> Iterator[Task]:
     """Divide an array into tasks of at most `limit` bytes, in the order of the bytes that they write.
 
     Raises:

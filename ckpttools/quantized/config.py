@@ -22,7 +22,7 @@ from ckpttools.quantized.scales import ArrayLike, is_plain, split_name, words_of
 FIELD = "quantization_config"
 Like = Literal["float32", "maxtext"]
 """How products are rounded: once, or with scales first rounded to bfloat16 as in MaxText."""
-LIKES: tuple[Like, ...] = ("float32", "maxtext")
+DEQUANTIZE_MODES: tuple[Like, ...] = ("float32", "maxtext")
 DEFAULT_DTYPE = DTYPES["bfloat16"]
 RESULTS = ("bfloat16", "float16", "float32")
 """The dtypes of products."""
@@ -35,7 +35,7 @@ _EXEMPT = (
     *("llm_int8_skip_modules", "unquantized_modules"),
 )
 # Limit on patterns, because each one takes time for every module; further patterns are ignored.
-_MOST_PATTERNS = 256
+_MAX_PATTERNS = 256
 _DTYPES, _PART = ("dtype", "torch_dtype"), "_config"
 _EXPERTS = "expert_dtype"
 
@@ -50,8 +50,10 @@ def declared_quantization(config: Mapping[str, Any] | None) -> Mapping[str, Any]
         (item for item in result if isinstance(item[0], Mapping) and item[0]), (None, config)
     )
     # DeepSeek V4 states this next to the quantization settings, V4.1 inside them.
-    beside = location.get(_EXPERTS, config.get(_EXPERTS))
-    return {_EXPERTS: beside, **declared} if declared and isinstance(beside, str) else declared
+    expert_settings = location.get(_EXPERTS, config.get(_EXPERTS))
+    return (
+        {_EXPERTS: expert_settings, **declared} if declared and isinstance(expert_settings, str) else declared
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +79,14 @@ class ExemptModules:
         return self.pattern is not None and any(self.pattern.match(".".join(keys[:stop])) for stop in stops)
 
 
-def exempt_modules(declared: Mapping[str, Any] | None) -> ExemptModules:
+def exempt_modules(settings: Mapping[str, Any] | None) -> ExemptModules:
     """Return the modules that a `quantization_config` exempts from quantization.
 
     Regular expressions (`re:.*lm_head`) are supported if they are equivalent to globs; others are ignored.
     """
-    lists = [(declared or {}).get(field) for field in _EXEMPT]
+    lists = [(settings or {}).get(field) for field in _EXEMPT]
     entries = [item for one in lists if isinstance(one, list) for item in one if isinstance(item, str)]
-    globs = [glob for entry in entries if (glob := _glob(entry)) and "*" in glob][:_MOST_PATTERNS]
+    globs = [glob for entry in entries if (glob := _glob(entry)) and "*" in glob][:_MAX_PATTERNS]
     names = frozenset(entry for entry in entries if entry and not entry.startswith("re:"))
     return ExemptModules(names, re.compile("|".join(map(translate, globs))) if globs else None)
 
@@ -106,13 +108,13 @@ def states_dtype(config: Mapping[str, Any] | None, dtype: DType) -> bool:
 def stated_dtypes(config: Mapping[str, Any] | None) -> tuple[str, ...]:
     """Return the dtypes that a configuration states, at the top level and in its parts."""
     parts = [part for name, part in (config or {}).items() if name.endswith(_PART) and name != FIELD]
-    declared = [
+    values = [
         location.get(field)
         for location in (config, *parts)
         if isinstance(location, Mapping)
         for field in _DTYPES
     ]
-    return tuple(dict.fromkeys(item.removeprefix("torch.") for item in declared if isinstance(item, str)))
+    return tuple(dict.fromkeys(item.removeprefix("torch.") for item in values if isinstance(item, str)))
 
 
 def without_quantization(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,21 +124,21 @@ def without_quantization(config: Mapping[str, Any]) -> dict[str, Any]:
     return left | {field: without_quantization(item) for field, item in parts.items()}
 
 
-def scheme(declared: Mapping[str, Any] | None) -> str:
+def scheme(settings: Mapping[str, Any] | None) -> str:
     """Describe a `quantization_config`: `fp8 in blocks of 128 x 128`; empty if there is none."""
-    if not declared:
+    if not settings:
         return ""
-    groups = [_scheme_of_group(group) for group in _groups(declared)]
-    method = str(declared.get("quant_method") or declared.get("quant_algo") or "of no named method")
-    parts = [method, *(str(declared[key]) for key in ("quant_algo", "format", "fmt") if declared.get(key))]
-    block = declared.get("weight_block_size")
+    groups = [_scheme_of_group(group) for group in _groups(settings)]
+    method = str(settings.get("quant_method") or settings.get("quant_algo") or "of no named method")
+    parts = [method, *(str(settings[key]) for key in ("quant_algo", "format", "fmt") if settings.get(key))]
+    block = settings.get("weight_block_size")
     size = f" in blocks of {' x '.join(map(str, block))}" if isinstance(block, list | tuple) and block else ""
-    return ", ".join(dict.fromkeys((*parts, *groups, *_bits(declared)))) + size
+    return ", ".join(dict.fromkeys((*parts, *groups, *_bits(settings)))) + size
 
 
-def _groups(declared: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def _groups(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Yield the weight settings of each group in compressed-tensors."""
-    groups = declared.get("config_groups")
+    groups = settings.get("config_groups")
     for group in groups.values() if isinstance(groups, Mapping) else ():
         weights = group.get("weights") if isinstance(group, Mapping) else None
         if isinstance(weights, Mapping):
@@ -148,15 +150,15 @@ def _scheme_of_group(weights: Mapping[str, Any]) -> str:
     return f"{weights.get('type', '')}{weights.get('num_bits', '')}{size}"
 
 
-def _bits(declared: Mapping[str, Any]) -> Iterator[str]:
+def _bits(settings: Mapping[str, Any]) -> Iterator[str]:
     """Yield the numbers of bits that GPTQ and AWQ state."""
-    if isinstance(declared.get("bits"), int):
-        yield f"{declared['bits']} bits in groups of {declared.get('group_size')}"
+    if isinstance(settings.get("bits"), int):
+        yield f"{settings['bits']} bits in groups of {settings.get('group_size')}"
 
 
 WEIGHT, _HEAD = "weight", "lm_head"
 # Last keys of modules whose matrices are small or sensitive.
-_LEFT = frozenset(
+_UNQUANTIZED_KEYS = frozenset(
     (
         *(_HEAD, "head", "score", "wte", "wpe", "eh_proj"),
         # GPT-2's modules, whose matrices are transposed.
@@ -166,7 +168,7 @@ _LEFT = frozenset(
     )
 )
 _ROUTER = "router"
-_LEFT_WORDS = frozenset(("embed", "embedding", "embeddings", "norm", "layernorm"))
+_UNQUANTIZED_WORDS = frozenset(("embed", "embedding", "embeddings", "norm", "layernorm"))
 _TOWERS = (
     "visual",
     "vision",
@@ -209,9 +211,9 @@ def is_linear(name: str, array: ArrayLike) -> bool:
         return False
     keys = module.split(".")
     return (
-        keys[-1] not in _LEFT
+        keys[-1] not in _UNQUANTIZED_KEYS
         and _ROUTER not in keys
-        and _LEFT_WORDS.isdisjoint(words_of_key(keys[-1]))
+        and _UNQUANTIZED_WORDS.isdisjoint(words_of_key(keys[-1]))
         and not any(item.startswith(_TOWERS) for item in keys)
     )
 
@@ -258,11 +260,11 @@ def half_quantized_experts(quantized: Iterable[str], plain: Iterable[str]) -> li
     Fused matrices are q, k and v; gate and up; and all experts of a layer. vLLM refuses models that quantize
     only some of them (`is_layer_skipped`), or takes codes for numbers.
     """
-    others = set(map(_quantized_together, plain))
-    return [name for name in quantized if _quantized_together(name) in others]
+    others = set(map(_fused_pattern, plain))
+    return [name for name in quantized if _fused_pattern(name) in others]
 
 
-def _quantized_together(name: str) -> tuple[str, ...]:
+def _fused_pattern(name: str) -> tuple[str, ...]:
     """Return patterns of the matrices that are fused with a given one."""
     above, experts, _ = name.partition(EXPERTS)
     if experts:

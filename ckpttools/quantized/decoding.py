@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from ckpttools.array.scratch import Scratch
 
-GET_AGAIN = "get the checkpoint again: its scales are damaged"
+REFETCH_HINT = "get the checkpoint again: its scales are damaged"
 
 # 4-bit integers from -8 to 7, each stored with 8 added.
 OFFSET_INT4 = "int4 + 8"
@@ -37,7 +37,7 @@ ZERO_POINT_DTYPE = DTYPES["bfloat16"]
 # core. With a quarter of this size, it takes 1.31 ns, because workers wait for each other in more calls.
 _BLOCK = 1 << 18
 # Maximum number of rows in a batch: if rows are short, their scale indices take more memory than the rows.
-_MOST_ROWS = 1 << 13
+_MAX_ROWS = 1 << 13
 # Bytes allocated per row in that case, as 64-bit integers: locations on up to six axes, and of scales.
 _LOCATIONS = 24
 # Size of the lookup tables of quantized values, in bytes.
@@ -81,15 +81,15 @@ class Decode:
 
     def working_bytes(self, size: int, packed: int, scales: int) -> int:
         """Return the working memory; see `ckpttools.array.dequantized.Decoding.working_bytes`."""
-        many, rows = min(size, _BLOCK), min(size, _MOST_ROWS)
+        many, rows = min(size, _BLOCK), min(size, _MAX_ROWS)
         factors = (1 + self.has_zero_points) * page(4 * scales)
         buffers = 2 * page(4 * (many + 2 * packed * rows))
         # Allocated memory: scales rounded as in MaxText; factors and zero points of all numbers, repeated
         # over rows and columns; and 8 bytes for the table index of each quantized value.
         rounded = 8 * scales if self.like == "maxtext" else 0
-        kept, each = 4 * many * self.has_zero_points, 4 * many + 16 * rows
-        spread = kept + each + max(2 * many, 8 * rows * _LOCATIONS)
-        looked_up = kept + each + 8 * (many if packed == 1 else many // 2 + packed * rows)
+        permanent, temporary = 4 * many * self.has_zero_points, 4 * many + 16 * rows
+        spread = permanent + temporary + max(2 * many, 8 * rows * _LOCATIONS)
+        looked_up = permanent + temporary + 8 * (many if packed == 1 else many // 2 + packed * rows)
         return factors + buffers + max(rounded, spread, looked_up) + _TABLES
 
     def decode(
@@ -116,7 +116,7 @@ class Decode:
             if self.has_zero_points:
                 zeros = buffer(*scales[-1].shape)
                 widen(scales[-1], ZERO_POINT_DTYPE, zeros)
-            size = min(_BLOCK, out.size) + 2 * piece.packed * min(_MOST_ROWS, out.size)
+            size = min(_BLOCK, out.size) + 2 * piece.packed * min(_MAX_ROWS, out.size)
             self._fill(_Rows.of(codes, factors, piece, zeros), out, 0, (buffer(size), buffer(size)))
 
     def _fill(
@@ -132,7 +132,7 @@ class Decode:
                 self._fill(rows, item, before + number * count, buffers)
             return
         width = min(_BLOCK, flat.shape[1])
-        height = min(max(1, _BLOCK // width), _MOST_ROWS)
+        height = min(max(1, _BLOCK // width), _MAX_ROWS)
         for top in range(0, flat.shape[0], height):
             for left in range(0, flat.shape[1], width):
                 part = flat[top : top + height, left : left + width]
@@ -142,7 +142,9 @@ class Decode:
         """Write a few rows using two buffers."""
         import numpy as np
 
-        read = self._numbers(part.codes, part.packed, numbers)[:, part.first : part.first + out.shape[1]]
+        read = self._decode_values(part.codes, part.packed, numbers)[
+            :, part.first : part.first + out.shape[1]
+        ]
         product = products[: out.size].reshape(out.shape)
         with np.errstate(under="ignore", invalid="ignore"):
             if part.zeros is not None:
@@ -162,21 +164,21 @@ class Decode:
 
         from ckpttools.array.elements import widen
 
-        built = np.empty(scales[0].shape, np.float32) if out is None else out
+        result = np.empty(scales[0].shape, np.float32) if out is None else out
         with np.errstate(divide="ignore", over="ignore", invalid="ignore", under="ignore"):
-            widen(scales[0], self.scales[0], built)
+            widen(scales[0], self.scales[0], result)
             if self.divides[0]:
-                built[np.isinf(built)] = np.nan
-                np.divide(np.float32(1), built, out=built)
+                result[np.isinf(result)] = np.nan
+                np.divide(np.float32(1), result, out=result)
             for one, dtype, divides in zip(scales[1:], self.scales[1:], self.divides[1:], strict=True):
                 scale = one.view(dtype.numpy).astype(np.float32)
                 if divides:
                     # An infinite divisor is damaged, because quotients would be zero.
                     scale[np.isinf(scale)] = np.nan
-                (np.divide if divides else np.multiply)(built, scale, out=built)
+                (np.divide if divides else np.multiply)(result, scale, out=result)
         if self.like == "maxtext":
-            built[...] = built.astype(DTYPES["bfloat16"].numpy)
-        return built
+            result[...] = result.astype(DTYPES["bfloat16"].numpy)
+        return result
 
     def check(self, factors: np.ndarray) -> None:
         """Refuse factors for which the largest quantized value does not give a finite number.
@@ -184,16 +186,16 @@ class Decode:
         Raises:
             DamagedScalesError: A factor is too large or NaN.
         """
-        wrong = self.out_of_range_factors(factors)
-        if wrong.size:
+        out_of_range = self.out_of_range_factors(factors)
+        if out_of_range.size:
             from ckpttools.quantized.scale_checks import list_all_damaged
 
             error = DamagedScalesError(
                 "a quantized weight has scales that give values that are not finite",
                 location=self.where,
-                got=", ".join(f"{value:g}" for value in wrong[:3]),
+                got=", ".join(f"{value:g}" for value in out_of_range[:3]),
                 expected=f"scales whose products are in the range of {self.result}",
-                hint=GET_AGAIN,
+                hint=REFETCH_HINT,
             )
             error.list_all = list_all_damaged
             raise error
@@ -209,27 +211,27 @@ class Decode:
             return factors[:0]
         # The caller reports signaling NaNs.
         with np.errstate(invalid="ignore"):
-            wrong: np.ndarray = factors[~self._is_within(np.abs(factors).astype(np.float64))]
-        return wrong
+            out_of_range: np.ndarray = factors[~self._is_within(np.abs(factors).astype(np.float64))]
+        return out_of_range
 
     def _is_within(self, factor: Any) -> Any:
         """Return whether the largest value times each factor is in the range of the result dtype."""
         # Zero points have the same range as the numbers.
         return factor * largest(self.numbers) * (1 + self.has_zero_points) < self.result.beyond_range
 
-    def _numbers(self, codes: np.ndarray, packed: int, buffer: np.ndarray) -> np.ndarray:
+    def _decode_values(self, codes: np.ndarray, packed: int, buffer: np.ndarray) -> np.ndarray:
         """Return the float32 numbers of rows of quantized values."""
         import numpy as np
 
         from ckpttools.array.elements import widen
 
-        built = buffer[: codes.size * packed].reshape(codes.shape[0], -1)
+        result = buffer[: codes.size * packed].reshape(codes.shape[0], -1)
         if packed == 1:
-            widen(codes, DTYPES[self.numbers], built)
+            widen(codes, DTYPES[self.numbers], result)
         else:
             pairs = codes.view(np.uint8)
-            _pairs(self.numbers).take(pairs, out=built.view(np.uint64), mode="clip")
-        return built
+            _pairs(self.numbers).take(pairs, out=result.view(np.uint64), mode="clip")
+        return result
 
 
 class _RowBatch(NamedTuple):
@@ -292,17 +294,17 @@ class _Rows:
         return _RowBatch(codes, self.packed, start % self.packed, factors, zeros)
 
     def _factors(self, top: int, left: int, height: int, width: int) -> np.ndarray:
-        rows, length = self._of_rows(top, height), self.piece.blocks[0][-1]
-        return rows if rows.shape[1] == 1 else _spread(rows, length, self.within[-1] + left, width, 1)
+        rows, length = self._row_factors(top, height), self.piece.blocks[0][-1]
+        return rows if rows.shape[1] == 1 else _repeat_factors(rows, length, self.within[-1] + left, width, 1)
 
-    def _of_rows(self, top: int, height: int) -> np.ndarray:
+    def _row_factors(self, top: int, height: int) -> np.ndarray:
         """Return the factors of some rows, or of one row if all rows are equal."""
         import numpy as np
 
         lead = self.piece.region.shape[:-1]
         long = [axis for axis, length in enumerate(lead) if length > 1]
         if len(long) < 2:
-            return self._of_rows_along(long[0] if long else 0, top, height)
+            return self._row_factors_along(long[0] if long else 0, top, height)
         factors = self.factors.reshape(-1, self.factors.shape[-1])
         index = np.unravel_index(np.arange(top, top + height), lead)
         cells = [
@@ -312,15 +314,15 @@ class _Rows:
         at = np.ravel_multi_index(cells, self.factors.shape[:-1])
         return factors[at[:1]] if (at == at[0]).all() else factors[at]
 
-    def _of_rows_along(self, axis: int, top: int, height: int) -> np.ndarray:
+    def _row_factors_along(self, axis: int, top: int, height: int) -> np.ndarray:
         """Return the factors of some rows that are consecutive on one axis."""
         factors = self.factors.reshape(-1, self.factors.shape[-1])
         length, start = self.piece.blocks[0][axis], self.within[axis] + top
         some = factors[start // length : ceil_div(start + height, length)]
-        return some if len(some) == 1 else _spread(factors, length, start, height, 0)
+        return some if len(some) == 1 else _repeat_factors(factors, length, start, height, 0)
 
 
-def _spread(factors: np.ndarray, length: int, start: int, count: int, axis: int) -> np.ndarray:
+def _repeat_factors(factors: np.ndarray, length: int, start: int, count: int, axis: int) -> np.ndarray:
     """Repeat the factors along an axis, each for `length` numbers, the first from position `start`."""
     import numpy as np
 
@@ -387,7 +389,7 @@ def array_of(
         location: Location of the checkpoint, for messages.
     """
     shifts = [] if weight.zero_points is None else [_zero_points(weight, arrays[weight.zero_points])]
-    built = Dequantized(
+    result = Dequantized(
         weight.shape,
         dtype,
         reshape_array(arrays[weight.codes], weight.layout),
@@ -396,7 +398,7 @@ def array_of(
         weight.packed,
         replace(decode_of(weight, dtype, like), location=location),
     )
-    return swap_last_axes(built) if weight.is_swapped else built
+    return swap_last_axes(result) if weight.is_swapped else result
 
 
 def unscaled_array(weight: Weight, arrays: Mapping[str, LazyArray]) -> LazyArray:
@@ -414,10 +416,16 @@ def _zero_points(weight: Weight, words: LazyArray) -> LazyArray:
     The words are read by columns as int4 with the scale 1.
     """
     float32, (rows, groups) = DTYPES["float32"], weight.scales[0].shape
-    one, turned = Constant((1, 1), float32, array("f", [1.0]).tobytes()), (groups, rows)
-    decode = Decode(weight.numbers, (float32,), (False,), ZERO_POINT_DTYPE, weight.scaled_by)
+    one, swapped_shape = Constant((1, 1), float32, array("f", [1.0]).tobytes()), (groups, rows)
+    decode = Decode(weight.numbers, (float32,), (False,), ZERO_POINT_DTYPE, weight.scale_names)
     packed = Dequantized(
-        turned, ZERO_POINT_DTYPE, swap_last_axes(words), (one,), (turned,), weight.packed, decode
+        swapped_shape,
+        ZERO_POINT_DTYPE,
+        swap_last_axes(words),
+        (one,),
+        (swapped_shape,),
+        weight.packed,
+        decode,
     )
     return swap_last_axes(packed)
 
@@ -427,7 +435,9 @@ def decode_of(weight: Weight, dtype: DType | None = None, like: Like = "float32"
     dtypes = tuple(scale.dtype for scale in weight.scales)
     divides = tuple(scale.divides for scale in weight.scales)
     has_zero_points = weight.zero_points is not None
-    return Decode(weight.numbers, dtypes, divides, result_of(dtype), weight.scaled_by, like, has_zero_points)
+    return Decode(
+        weight.numbers, dtypes, divides, result_of(dtype), weight.scale_names, like, has_zero_points
+    )
 
 
 def result_of(dtype: DType | None) -> DType:

@@ -28,13 +28,13 @@ from ckpttools.quantized.weights import QuantizedWeight, Weights, is_scale
 def dequantize_tree(
     tree: Tree,
     weights: Weights,
-    declared: Mapping[str, Any] | None,
+    settings: Mapping[str, Any] | None,
     dtype: DType | None = None,
     like: Like = "float32",
 ) -> DequantizedTree:
     """Replace quantized weights by their dequantized values; arguments and errors as for `QuantizedView`."""
     if weights.faults:
-        raise unreadable_error(weights, declared, tree.metadata.location)
+        raise unreadable_error(weights, settings, tree.metadata.location)
     result = result_of(dtype)
     arrays = by_name(tree.arrays)
     away = {name for item in weights.readable.values() for name in item.stored} | {*weights.left_out}
@@ -51,7 +51,7 @@ def dequantize_tree(
             leaves[path] = leaf
     metadata = replace(tree.metadata, config=without_quantization(tree.metadata.config or {}))
     notes = value_notes(built.values(), result, like) + Notes(remarks=tuple(_remarks(weights)))
-    return DequantizedTree(Tree(leaves, metadata), notes, built, scheme(declared), result, like)
+    return DequantizedTree(Tree(leaves, metadata), notes, built, scheme(settings), result, like)
 
 
 def _path(path: Path, weight: Weight) -> Path:
@@ -72,8 +72,10 @@ def value_notes(result: Iterable[Weight], dtype: DType, like: Like) -> Notes:
         if is_exact:
             exact.append(Note.of_arrays(number, f"{text}exact"))
         else:
-            how = "rounded as MaxText does: scales to bfloat16 first" if like == "maxtext" else "rounded once"
-            inexact.append(Note.of_arrays(number, f"{text}products in float32, {how}"))
+            rounding = (
+                "rounded as MaxText does: scales to bfloat16 first" if like == "maxtext" else "rounded once"
+            )
+            inexact.append(Note.of_arrays(number, f"{text}products in float32, {rounding}"))
     return Notes(tuple(inexact), tuple(exact))
 
 
@@ -107,10 +109,10 @@ def weights_of_arrays(tree: Tree, differing: Collection[LazyArray]) -> set[str]:
     }
     result: set[str] = set()
     for array in differing if owners else ():
-        theirs = {owners[id(item)] for item in distinct_arrays([array]) if id(item) in owners}
-        if not theirs:
+        owned = {owners[id(item)] for item in distinct_arrays([array]) if id(item) in owners}
+        if not owned:
             return set()
-        result |= theirs
+        result |= owned
     return result
 
 
@@ -148,7 +150,7 @@ def has_doubtful_shapes(weights: Weights) -> bool:
 def interpret_weights(
     arrays: Mapping[str, ArrayLike],
     result: Mapping[str, QuantizedWeight],
-    declared: Mapping[str, Any] | None,
+    settings: Mapping[str, Any] | None,
     shapes: Mapping[str, Shape] | None = None,
 ) -> Weights:
     """Interpret quantized weights with the supported schemes.
@@ -159,38 +161,38 @@ def interpret_weights(
         declared: The `quantization_config` that describes the weights.
         shapes: As for `ckpttools.quantized.schemes.base.Module`.
     """
-    declared = declared or {}
+    settings = settings or {}
     readable: dict[str, Weight] = {}
-    strange: list[str] = []
+    unknown: list[str] = []
     faults: list[str] = []
     for name, item in result.items():
-        module = Module(name, item.sides, arrays, declared, shapes or {})
+        module = Module(name, item.sides, arrays, settings, shapes or {})
         known = scheme_of(module)
         if known is None:
-            (faults if item.is_bare else strange).extend([] if _is_plain_table(item) else [str(item)])
+            (faults if item.is_bare else unknown).extend([] if _is_plain_table(item) else [str(item)])
             continue
         try:
             readable[name] = known.read(module)
         except UnsupportedError as error:
-            strange.append(str(error))
+            unknown.append(str(error))
         except UnreadableError as error:
             faults.append(str(error))
     used = {name for item in readable.values() for name in item.stored}
     known_names = used | {name for item in result.values() for name in (item.name, *item.sides)}
-    exempt = exempt_modules(declared)
+    exempt = exempt_modules(settings)
     others = [name for name in arrays if name not in known_names]
     left_out = tuple(name for name in others if scales_no_weight(name))
     alone = (name for name in others if is_scale(name) and not exempt.has(name) and name not in left_out)
     faults += [f"{name}: {arrays[name].dtype}, a scale without a weight" for name in alone]
     faults += _clashes(readable.values(), arrays, used)
-    named = unsupported_reason(declared) if result else ()
-    lines = (*named, *strange, *faults)
+    named = unsupported_reason(settings) if result else ()
+    lines = (*named, *unknown, *faults)
     return Weights(readable, lines, left_out, is_whole=bool(lines) and (bool(named) or not faults))
 
 
-def _is_plain_table(each: QuantizedWeight) -> bool:
+def _is_plain_table(weight: QuantizedWeight) -> bool:
     """Return whether integers have no scales and too many bits for any scheme."""
-    return each.dtype.kind in ("int", "uint") and each.dtype.bits > 32 and not each.scales
+    return weight.dtype.kind in ("int", "uint") and weight.dtype.bits > 32 and not weight.scales
 
 
 def _clashes(weights: Iterable[Weight], arrays: Mapping[str, ArrayLike], used: set[str]) -> Iterator[str]:
@@ -201,19 +203,19 @@ def _clashes(weights: Iterable[Weight], arrays: Mapping[str, ArrayLike], used: s
             yield f"{name}: a plain array and a quantized one have this name"
 
 
-def unreadable_error(result: Weights, declared: Mapping[str, Any] | None, location: str) -> FormatError:
+def unreadable_error(result: Weights, settings: Mapping[str, Any] | None, location: str) -> FormatError:
     """Return the error that lists the weights which cannot be dequantized, with reasons."""
-    is_read = (declared or {}).get("quant_method") in read_methods()
+    is_read = (settings or {}).get("quant_method") in read_methods()
     is_damaged = is_read and not result.is_whole
     return FormatError(
         "these quantized weights cannot be dequantized, and their values are meaningless without their "
         "scales:" + listing(list(result.faults)),
         location=location or None,
-        got=f"{scheme(declared)} ({FIELD})",
+        got=f"{scheme(settings)} ({FIELD})",
         expected=_expected(is_read, is_damaged),
         hint="download the checkpoint again with all of its files, including config.json"
         if is_damaged
-        else remedy(declared, is_read=False),
+        else remedy(settings, is_read=False),
     )
 
 
@@ -229,36 +231,36 @@ _DENSE = "dense"
 _GENERAL = frozenset((_DENSE, "mixed-precision"))
 
 
-def unsupported_reason(declared: Mapping[str, Any]) -> tuple[str, ...]:
+def unsupported_reason(settings: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the unsupported settings of a `quantization_config`, one line each.
 
     Weights with such settings may have the names and dtypes of supported weights but a different meaning.
     """
-    return tuple(dict.fromkeys((*_formats(declared), *_sparsity(declared), *_rotations(declared))))
+    return tuple(dict.fromkeys((*_formats(settings), *_sparsity(settings), *_rotations(settings))))
 
 
-def _formats(declared: Mapping[str, Any]) -> Iterator[str]:
-    if declared.get("quant_method") != _COMPRESSED:
+def _formats(settings: Mapping[str, Any]) -> Iterator[str]:
+    if settings.get("quant_method") != _COMPRESSED:
         return
-    for location in (declared, *_mappings(declared.get("config_groups"))):
+    for location in (settings, *_mappings(settings.get("config_groups"))):
         name = location.get("format")
         if isinstance(name, str) and name not in _GENERAL | read_formats():
             yield f"format: {name}, which is not supported"
 
 
-def _sparsity(declared: Mapping[str, Any]) -> Iterator[str]:
-    sparsity = declared.get("sparsity_config")
+def _sparsity(settings: Mapping[str, Any]) -> Iterator[str]:
+    sparsity = settings.get("sparsity_config")
     name = sparsity.get("format") if isinstance(sparsity, Mapping) else None
     if name not in (None, _DENSE):
         yield f"sparsity_config: weights are stored as {name}, which is not supported"
 
 
-def _rotations(declared: Mapping[str, Any]) -> Iterator[str]:
+def _rotations(settings: Mapping[str, Any]) -> Iterator[str]:
     """Yield the activations that are rotated at run time to undo rotations of weights.
 
     Rotations of queries and cached keys cancel out, and weight-only rotations are stored in the weights.
     """
-    transforms = declared.get("transform_config")
+    transforms = settings.get("transform_config")
     groups = transforms.get("config_groups") if isinstance(transforms, Mapping) else None
     result = [
         location

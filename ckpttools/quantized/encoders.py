@@ -67,16 +67,16 @@ class Fp8Blocks:
         codes = np.empty(values.shape, np.uint8)
         for rows, columns, scale in self._strips(values.shape, scales.view("<f4")):
             quotients: np.ndarray = np.divide(as_float32(values[rows, columns]), scale)
-            codes[rows, columns] = rounded_to_few_bits(quotients, _FP8_CODE)
+            codes[rows, columns] = round_to_narrow_float(quotients, _FP8_CODE)
         return codes
 
     def decoded(self, codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
         import numpy as np
 
-        built = np.empty(codes.shape, np.float32)
+        result = np.empty(codes.shape, np.float32)
         for rows, columns, scale in self._strips(codes.shape, scales.view("<f4")):
-            np.multiply(numbers(codes[rows, columns], _FP8_CODE), scale, out=built[rows, columns])
-        return built
+            np.multiply(decode_codes(codes[rows, columns], _FP8_CODE), scale, out=result[rows, columns])
+        return result
 
     def lost(self, values: np.ndarray, decoded: np.ndarray) -> Mapping[str, float]:
         return error_sums(values, decoded)
@@ -127,14 +127,14 @@ def _maxima(values: np.ndarray, axis: int, size: int) -> np.ndarray:
     import numpy as np
 
     length = values.shape[axis]
-    whole = length // size * size
-    head, tail = np.split(values, [whole], axis)
-    split = (*head.shape[:axis], whole // size, size, *head.shape[axis + 1 :])
+    full_length = length // size * size
+    head, tail = np.split(values, [full_length], axis)
+    split = (*head.shape[:axis], full_length // size, size, *head.shape[axis + 1 :])
     result = head.reshape(split).max(axis + 1, initial=0)
-    return result if whole == length else np.concatenate([result, tail.max(axis, keepdims=True)], axis)
+    return result if full_length == length else np.concatenate([result, tail.max(axis, keepdims=True)], axis)
 
 
-def rounded_to_few_bits(values: np.ndarray, dtype: str) -> np.ndarray:
+def round_to_narrow_float(values: np.ndarray, dtype: str) -> np.ndarray:
     """Round once to narrow floats, to nearest, ties to even, clipping out-of-range values.
 
     Args:
@@ -157,10 +157,10 @@ def rounded_to_few_bits(values: np.ndarray, dtype: str) -> np.ndarray:
     return codes
 
 
-def numbers(codes: np.ndarray, dtype: str) -> np.ndarray:
+def decode_codes(codes: np.ndarray, dtype: str) -> np.ndarray:
     """Return the float32 values of codes; arguments as for `rounded_to_few_bits`."""
-    built: np.ndarray = _numbers(dtype).take(codes)
-    return built
+    result: np.ndarray = _code_values(dtype).take(codes)
+    return result
 
 
 @cache
@@ -169,13 +169,13 @@ def _codes(dtype: str) -> np.ndarray:
     import numpy as np
 
     values = (np.arange(1 << 16, dtype=np.uint32) << np.uint32(16)).view(np.float32)
-    limit = np.nanmax(np.abs(_numbers(dtype)))
-    kept = np.clip(np.where(np.isnan(values), 0, values), -limit, limit)
-    return kept.astype(DTYPES[dtype].numpy).view(np.uint8)
+    limit = np.nanmax(np.abs(_code_values(dtype)))
+    clipped = np.clip(np.where(np.isnan(values), 0, values), -limit, limit)
+    return clipped.astype(DTYPES[dtype].numpy).view(np.uint8)
 
 
 @cache
-def _numbers(dtype: str) -> np.ndarray:
+def _code_values(dtype: str) -> np.ndarray:
     import numpy as np
 
     codes = np.arange(1 << DTYPES[dtype].bits, dtype=np.uint8)
@@ -220,8 +220,8 @@ class Mxfp4Encoder:
         # The maximum is m * 2**e with 0.5 <= m < 1, and 6 = 0.75 * 2**3.
         digits, exponents = np.frexp(largest)
         exponents = np.clip(exponents - 3 + (digits > _FP4_MAX / 8), _MIN_EXPONENT, _MAX_EXPONENT)
-        built: np.ndarray = (np.where(largest == 0, 0, exponents) + _EXPONENT_BIAS).astype(np.uint8)
-        return built
+        result: np.ndarray = (np.where(largest == 0, 0, exponents) + _EXPONENT_BIAS).astype(np.uint8)
+        return result
 
     def codes(self, values: np.ndarray, scales: np.ndarray) -> np.ndarray:
         import numpy as np
@@ -232,20 +232,20 @@ class Mxfp4Encoder:
             # These are powers of two, and therefore exact.
             factors = np.ldexp(np.float32(1), _EXPONENT_BIAS - scales[rows].astype(np.int32))
             scaled = np.multiply(wide.reshape(wide.shape[0], -1, GROUP), factors[..., None])
-            codes = rounded_to_few_bits(scaled.reshape(wide.shape), _FP4_CODE)
+            codes = round_to_narrow_float(scaled.reshape(wide.shape), _FP4_CODE)
             packed[rows] = codes[:, ::2] | codes[:, 1::2] << 4
         return packed
 
     def decoded(self, codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
         import numpy as np
 
-        built = np.empty((codes.shape[0], codes.shape[1] * 2), np.float32)
-        for rows in self._strips(built.shape):
-            built[rows, ::2] = numbers(codes[rows] & 15, _FP4_CODE)
-            built[rows, 1::2] = numbers(codes[rows] >> 4, _FP4_CODE)
-            grouped = built[rows].reshape(built[rows].shape[0], -1, GROUP)
+        result = np.empty((codes.shape[0], codes.shape[1] * 2), np.float32)
+        for rows in self._strips(result.shape):
+            result[rows, ::2] = decode_codes(codes[rows] & 15, _FP4_CODE)
+            result[rows, 1::2] = decode_codes(codes[rows] >> 4, _FP4_CODE)
+            grouped = result[rows].reshape(result[rows].shape[0], -1, GROUP)
             grouped *= np.ldexp(np.float32(1), scales[rows].astype(np.int32) - _EXPONENT_BIAS)[..., None]
-        return built
+        return result
 
     def _strips(self, shape: tuple[int, ...]) -> Iterator[slice]:
         """Yield slices of rows that fit in a core's cache."""

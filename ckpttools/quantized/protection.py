@@ -15,7 +15,7 @@ from ckpttools.core.errors import FormatError, MappingError, listing
 from ckpttools.core.message_terms import action, option
 from ckpttools.core.notes import Notes
 from ckpttools.quantized.config import scheme, stated_dtypes
-from ckpttools.quantized.scales import is_plain, scales_word, split_name
+from ckpttools.quantized.scales import has_scale_word, is_plain, split_name
 from ckpttools.quantized.unsupported_errors import quantized_error, refuse_unknown, remedy
 from ckpttools.quantized.view import quantized_view
 from ckpttools.quantized.weights import QuantizedWeight, last_keys
@@ -50,17 +50,19 @@ def spare_quantized(
     if unclear and stated_dtypes(config) and not force:
         raise quantized_error(unclear, config, location, done="cast")
     sides = {name: item for name, item in view.members.items() if name in names and name != item.name}
-    asked = [f"{side}, which belongs to {item.name}" for side, item in sides.items() if names[side] in named]
-    if asked:
+    dropped = [
+        f"{side}, which belongs to {item.name}" for side, item in sides.items() if names[side] in named
+    ]
+    if dropped:
         raise FormatError(
-            "auxiliary tensors of quantized weights cannot be cast:" + listing(asked),
+            "auxiliary tensors of quantized weights cannot be cast:" + listing(dropped),
             location=location or None,
             got=view.scheme or None,
             hint=f"name other arrays in {option('dtype_map')}; {option('dtype')} does not change these",
         )
     left = {names[side] for side in sides}
     _refuse_few_bits(tree, {path: dtype for path, dtype in expected.items() if path not in left})
-    notes = Notes(remarks=(*_untouched(sides, view.declared), *_taken(unclear)))
+    notes = Notes(remarks=(*_unchanged_sides(sides, view.declared), *_renamed_arrays(unclear)))
     return {path: dtype for path, dtype in expected.items() if path not in left}, notes
 
 
@@ -68,8 +70,8 @@ def _refuse_unknown(tree: Tree, expected: Collection[Path]) -> None:
     """Refuse casts of arrays in an unknown scheme: of unscaled arrays, or of the full tree."""
     known = quantized_view(tree).members
     arrays = {dotted(path): tree.arrays[path] for path in (expected if known else tree.arrays)}
-    odd = {name: item for name, item in arrays.items() if name not in known and not is_plain(item.dtype)}
-    refuse_unknown(odd if known else arrays, tree.metadata.config, tree.metadata.location, done="cast")
+    unknown = {name: item for name, item in arrays.items() if name not in known and not is_plain(item.dtype)}
+    refuse_unknown(unknown if known else arrays, tree.metadata.config, tree.metadata.location, done="cast")
 
 
 def _refuse_few_bits(tree: Tree, expected: Mapping[Path, DType]) -> None:
@@ -92,16 +94,18 @@ def _refuse_few_bits(tree: Tree, expected: Mapping[Path, DType]) -> None:
         )
 
 
-def _untouched(sides: Mapping[str, QuantizedWeight], declared: Mapping[str, Any] | None) -> Iterator[str]:
+def _unchanged_sides(
+    sides: Mapping[str, QuantizedWeight], settings: Mapping[str, Any] | None
+) -> Iterator[str]:
     if sides:
         count = f"{len(sides)} array" + "s" * (len(sides) > 1)
         keys = ", ".join(dict.fromkeys(last_keys([side]) for side in sides))
         yield f"not cast, because they belong to quantized weights: {count} ({keys})"
-        if declared:
-            yield f"the weights stay quantized, {scheme(declared)}: {remedy(declared)}"
+        if settings:
+            yield f"the weights stay quantized, {scheme(settings)}: {remedy(settings)}"
 
 
-def _taken(unclear: Collection[QuantizedWeight]) -> Iterator[str]:
+def _renamed_arrays(unclear: Collection[QuantizedWeight]) -> Iterator[str]:
     if unclear:
         dtypes = ", ".join(sorted({str(item.dtype) for item in unclear}))
         yield (
@@ -138,10 +142,10 @@ def _refuse_halves(tree: Tree, new_tree: Tree, sources: Mapping[Path, Path]) -> 
     targets = {dotted(source): dotted(target) for target, source in sources.items()}
     own = (tree.arrays[view.paths[name]] for name in view.weights)
     weights = {id(array): array for array in own}
-    lost = [*_lost(before, targets, new_tree), *_intermediate_casts(weights, new_tree)]
-    left = [*_left_over(before, targets), *_is_separated(before, targets)]
+    lost = [*_lost_parts(before, targets, new_tree), *_intermediate_casts(weights, new_tree)]
+    left = [*_orphaned_parts(before, targets), *_is_separated(before, targets)]
     if lost or left:
-        what = (
+        message = (
             "quantized weights would lose their scales or other auxiliary tensors, without which their "
             "values "
             "are meaningless:"
@@ -149,7 +153,7 @@ def _refuse_halves(tree: Tree, new_tree: Tree, sources: Mapping[Path, Path]) -> 
             else "parts of quantized modules would remain, which are meaningless without their weights:"
         )
         raise MappingError(
-            what + listing([*lost, *left]),
+            message + listing([*lost, *left]),
             location=tree.metadata.location or None,
             got=view.scheme or None,
             hint="keep or leave out each module completely: its weight and all its auxiliary tensors, with "
@@ -160,10 +164,10 @@ def _refuse_halves(tree: Tree, new_tree: Tree, sources: Mapping[Path, Path]) -> 
 
 def _refuse_rearranging(tree: Tree, lines: Iterator[str]) -> None:
     """Refuse the reported changes, because only names may differ."""
-    wrong = list(lines)
-    if wrong:
+    faults = list(lines)
+    if faults:
         raise MappingError(
-            "arrays of quantized modules can be renamed, but not rearranged:" + listing(wrong),
+            "arrays of quantized modules can be renamed, but not rearranged:" + listing(faults),
             location=tree.metadata.location or None,
             got=quantized_view(tree).scheme or None,
             expected="unchanged arrays, or all arrays of a module stacked in the same way on a new first "
@@ -172,7 +176,9 @@ def _refuse_rearranging(tree: Tree, lines: Iterator[str]) -> None:
         )
 
 
-def _lost(before: Collection[QuantizedWeight], targets: Mapping[str, str], new_tree: Tree) -> Iterator[str]:
+def _lost_parts(
+    before: Collection[QuantizedWeight], targets: Mapping[str, str], new_tree: Tree
+) -> Iterator[str]:
     """Yield a line for each weight that has lost a required array.
 
     Args:
@@ -187,16 +193,16 @@ def _lost(before: Collection[QuantizedWeight], targets: Mapping[str, str], new_t
         if target is None:
             continue
         sides = frozenset(after[target].sides if target in after else ())
-        gone = [side for side in item.sides if side not in targets]
+        absent = [side for side in item.sides if side not in targets]
         # A function may have replaced the arrays.
-        missing = gone if len(gone) > sum(side not in known for side in sides) else []
+        missing = absent if len(absent) > sum(side not in known for side in sides) else []
         missing += [side for side in item.sides if side in targets and targets[side] not in sides]
         if missing:
             yield f"{target}: without {last_keys(missing)}"
     for name, path in view.paths.items():
         array = new_tree.arrays[path]
         weight = after.get(name) or QuantizedWeight(name, array.dtype, ())
-        is_matrix = len(array.shape) > 1 and not scales_word(name)
+        is_matrix = len(array.shape) > 1 and not has_scale_word(name)
         expected = fewest.get(array.dtype, 0) if is_matrix else 0
         # An array that is stacked from several weights has their dtype, but maybe not a name that identifies
         # them.
@@ -204,7 +210,7 @@ def _lost(before: Collection[QuantizedWeight], targets: Mapping[str, str], new_t
             yield str(weight)
 
 
-def _left_over(before: Collection[QuantizedWeight], targets: Mapping[str, str]) -> Iterator[str]:
+def _orphaned_parts(before: Collection[QuantizedWeight], targets: Mapping[str, str]) -> Iterator[str]:
     """Yield a line for each array that is kept without any of its weights."""
     owners: defaultdict[str, list[str]] = defaultdict(list)
     for item in before:
@@ -222,9 +228,9 @@ def _is_separated(before: Collection[QuantizedWeight], targets: Mapping[str, str
         for scale in item.scales:
             sharing[split_name(item.name)[0], scale].append(item.name)
     for (_, scale), weights in sharing.items():
-        gone = [name for name in weights if name not in targets]
-        if scale in targets and 0 < len(gone) < len(weights):
-            yield f"{scale}: without {last_keys(gone)}"
+        missing = [name for name in weights if name not in targets]
+        if scale in targets and 0 < len(missing) < len(weights):
+            yield f"{scale}: without {last_keys(missing)}"
 
 
 def _intermediate_casts(weights: Mapping[int, LazyArray], new_tree: Tree) -> Iterator[str]:
@@ -237,10 +243,10 @@ def _intermediate_casts(weights: Mapping[int, LazyArray], new_tree: Tree) -> Ite
     for path, array in new_tree.arrays.items():
         pending = [array]
         while pending:
-            each = pending.pop()
-            pending += source_arrays(each)
-            if id(each) in weights and each.dtype != array.dtype:
-                yield f"{dotted(path)}: cast from {each.dtype} to {array.dtype}"
+            current = pending.pop()
+            pending += source_arrays(current)
+            if id(current) in weights and current.dtype != array.dtype:
+                yield f"{dotted(path)}: cast from {current.dtype} to {array.dtype}"
                 break
 
 
@@ -278,19 +284,19 @@ def is_rearranged(new_tree: Tree, members: Mapping[int, str]) -> Iterator[str]:
         new_tree: The new tree.
         members: Identity -> name of each part of a quantized module in the old tree.
     """
-    for name, array, member in _others(new_tree, members):
+    for name, array, member in _rebuilt_arrays(new_tree, members):
         if member.dtype == array.dtype:
             yield f"{name}: {members[id(member)]} in another order"
 
 
 def recast(new_tree: Tree, members: Mapping[int, str]) -> Iterator[str]:
     """Yield a line for each array in which a part of a quantized module has another dtype."""
-    for name, array, member in _others(new_tree, members):
+    for name, array, member in _rebuilt_arrays(new_tree, members):
         if member.dtype != array.dtype:
             yield f"{name}: cast from {member.dtype} to {array.dtype}"
 
 
-def _others(new_tree: Tree, members: Mapping[int, str]) -> Iterator[tuple[str, LazyArray, LazyArray]]:
+def _rebuilt_arrays(new_tree: Tree, members: Mapping[int, str]) -> Iterator[tuple[str, LazyArray, LazyArray]]:
     """Yield arrays that are built from parts other than by stacking, each with one of its parts."""
     for path, array in new_tree.arrays.items():
         if id(array) not in members and not _origin(array, members):
@@ -302,11 +308,11 @@ def _others(new_tree: Tree, members: Mapping[int, str]) -> Iterator[tuple[str, L
 def _members(array: LazyArray, members: Mapping[int, str]) -> Iterator[LazyArray]:
     pending = [array]
     while pending:
-        each = pending.pop()
-        if id(each) in members:
-            yield each
+        current = pending.pop()
+        if id(current) in members:
+            yield current
         else:
-            pending += source_arrays(each)
+            pending += source_arrays(current)
 
 
 def separate_members(
@@ -335,12 +341,12 @@ def separate_members(
         sides = {side: origins[side] for side in near if origins[side].how == origin.how}
         own = {side for side, item in sides.items() if _are_of(item.members, weights)}
         owned |= {name, *own}
-        there = {sides[side].members for side in own}
+        owners = {sides[side].members for side in own}
         missing = [
             side
             for at, item in enumerate(weights)
             for side in item.sides
-            if not any(members[at] == side for members in there)
+            if not any(members[at] == side for members in owners)
         ]
         if missing:
             yield f"{name}: without {last_keys(missing)} in the same order"
@@ -365,6 +371,6 @@ def _origin(array: LazyArray, members: Mapping[int, str]) -> _Origin | None:
         )
     if isinstance(array, Take) and array.axis == 0:
         origin = _origin(array.source, members)
-        how = ("take", array.index, array.source.shape[0])
-        return origin and _Origin((*how, origin.how), origin.members)
+        operation = ("take", array.index, array.source.shape[0])
+        return origin and _Origin((*operation, origin.how), origin.members)
     return None

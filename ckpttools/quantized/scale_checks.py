@@ -24,7 +24,7 @@ from ckpttools.core.notes import Notes
 from ckpttools.core.region import Region, split_evenly
 from ckpttools.core.text import first_names, plural
 from ckpttools.quantized.config import FIELD, Like, scheme
-from ckpttools.quantized.decoding import GET_AGAIN, Decode, decode_of, unscaled_array
+from ckpttools.quantized.decoding import REFETCH_HINT, Decode, decode_of, unscaled_array
 from ckpttools.quantized.schemes.base import Scales, Weight
 from ckpttools.quantized.view import ValueFaults
 
@@ -70,9 +70,9 @@ class ScaleCheck:
         yield self.decode.factors(scales)
         if self.then is not None:
             (source,), (dtype,) = scales, self.decode.scales
-            built = np.empty_like(source)
-            self.then.apply(source, built, dtype)
-            yield self.decode.factors([built])
+            result = np.empty_like(source)
+            self.then.apply(source, result, dtype)
+            yield self.decode.factors([result])
 
 
 def scale_check_of(scales: LazyArray, codes: DType, name: str, location: str = "") -> ScaleCheck:
@@ -94,11 +94,11 @@ def scale_check_of(scales: LazyArray, codes: DType, name: str, location: str = "
 # workers.
 _SCAN_ELEMENTS = 1 << 18
 # Maximum number of weights that are checked if each takes a request to a remote store: about 30 s.
-_MOST_FAR = 1000
+_MAX_REMOTE_CHECKS = 1000
 
 
 def damaged_error(
-    lines: Iterable[str], *, location: str | None = None, got: str | None = None, hint: str = GET_AGAIN
+    lines: Iterable[str], *, location: str | None = None, got: str | None = None, hint: str = REFETCH_HINT
 ) -> DamagedScalesError:
     """Return the error for damaged scales.
 
@@ -136,21 +136,21 @@ def list_all_damaged(error: DamagedScalesError, arrays: Iterable[LazyArray]) -> 
     # Names may repeat for weights of averaged models, or for zero points and their weights.
     scaled = [*_scaled_arrays(arrays)]
     far = dict.fromkeys(scale_check.decode.where for scale_check, scales in scaled if not are_local(scales))
-    rest = {*[*far][_MOST_FAR:]} - {error.location}
+    rest = {*[*far][_MAX_REMOTE_CHECKS:]} - {error.location}
     result: dict[Decode, float] = {}
     try:
         for scale_check, scales in scaled:
             if (
                 scale_check.decode.where not in rest
-                and (wrong := next(_damaged_factors(scale_check, scales), None)) is not None
+                and (damaged := next(_damaged_factors(scale_check, scales), None)) is not None
             ):
-                result.setdefault(scale_check.decode, wrong)
+                result.setdefault(scale_check.decode, damaged)
     except CheckpointError:
         return error
     if not result:
         return error
     unseen = f"; scales of {len(rest):,} more weights were not checked" if rest else ""
-    built = _error_of(result, GET_AGAIN + unseen)
+    built = _error_of(result, REFETCH_HINT + unseen)
     built.__cause__ = error
     return built
 
@@ -196,7 +196,7 @@ _SPARSE_FACTOR = 64
 _Part = tuple[Weight, Region]
 
 
-def refuse_damaged(result: ValueFaults, declared: Mapping[str, Any] | None, location: str) -> Notes:
+def refuse_damaged(result: ValueFaults, settings: Mapping[str, Any] | None, location: str) -> Notes:
     """Refuse damaged scales, and describe scales that are not positive.
 
     Raises:
@@ -206,7 +206,7 @@ def refuse_damaged(result: ValueFaults, declared: Mapping[str, Any] | None, loca
         raise damaged_error(
             result.damaged,
             location=location or None,
-            got=f"{scheme(declared)} ({FIELD})" if declared else None,
+            got=f"{scheme(settings)} ({FIELD})" if settings else None,
         )
     if not result.not_positive:
         return Notes()
@@ -243,18 +243,20 @@ def value_faults(
     least: dict[str, tuple[float, Weight]] = {}
     decoding = partial(decode_of, dtype=dtype, like=like)
     for parts in _read_batches(looked_at, arrays):
-        out_of_range_factors, odd = _scale_faults(parts, arrays, decoding, signs)
+        out_of_range_factors, suspicious = _scale_faults(parts, arrays, decoding, signs)
         damaged |= {name: line for name, line in out_of_range_factors.items() if name not in damaged}
-        least |= {name: low for name, low in odd.items() if name not in least or low[0] < least[name][0]}
-    told = (
-        f"{item.scaled_by}: {low:g}"
+        least |= {
+            name: low for name, low in suspicious.items() if name not in least or low[0] < least[name][0]
+        }
+    faults = (
+        f"{item.scale_names}: {low:g}"
         for low, item in least.values()
-        if low < 0 or _loses_numbers(item, decoding(item), arrays)
+        if low < 0 or _loses_values(item, decoding(item), arrays)
     )
-    return ValueFaults(tuple(damaged.values()), tuple(told))
+    return ValueFaults(tuple(damaged.values()), tuple(faults))
 
 
-def _loses_numbers(weight: Weight, decode: Decode, arrays: Mapping[str, LazyArray]) -> bool:
+def _loses_values(weight: Weight, decode: Decode, arrays: Mapping[str, LazyArray]) -> bool:
     """Return whether a zero scale applies to nonzero numbers, checking the first such blocks.
 
     Blocks are read in large batches: reading blocks of 16 numbers one by one took 1.4 s for a weight.
@@ -266,14 +268,14 @@ def _loses_numbers(weight: Weight, decode: Decode, arrays: Mapping[str, LazyArra
     for region in split_evenly(Region.whole(scale.shape), _READ_ELEMENTS):
         zero = decode.factors([scales.read(region).view(scale.dtype.carrier), *ones]) == 0
         for cells in split_evenly(region, limit):
-            here = zero[cells.relative_to(region).slices]
-            if not here.any():
+            zeros = zero[cells.relative_to(region).slices]
+            if not zeros.any():
                 continue
-            for part in split_evenly(_numbers(cells, scale, weight), _READ_ELEMENTS):
+            for part in split_evenly(_read_values(cells, scale, weight), _READ_ELEMENTS):
                 result = codes.read(part) != 0
                 # The numbers of a single cell may span several regions; the numbers of several cells form
                 # one.
-                among = here if cells.size == 1 else _expand_to_numbers(here, scale, part)
+                among = zeros if cells.size == 1 else _expand_to_values(zeros, scale, part)
                 if (result & among).any():
                     return True
                 left -= max(part.size // _SPARSE_FACTOR, part.size if cells.size == 1 else int(among.sum()))
@@ -282,14 +284,14 @@ def _loses_numbers(weight: Weight, decode: Decode, arrays: Mapping[str, LazyArra
     return False
 
 
-def _numbers(cells: Region, scale: Scales, weight: Weight) -> Region:
+def _read_values(cells: Region, scale: Scales, weight: Weight) -> Region:
     """Return the region of a weight's numbers whose scales are in a region."""
     start = tuple(at * length for at, length in zip(cells.start, scale.block, strict=True))
     ends = zip(cells.stop, scale.block, weight.shape, strict=True)
     return Region(start, tuple(min(at * length, stop) for at, length, stop in ends))
 
 
-def _expand_to_numbers(cells: np.ndarray, scale: Scales, numbers: Region) -> np.ndarray:
+def _expand_to_values(cells: np.ndarray, scale: Scales, numbers: Region) -> np.ndarray:
     """Repeat values of scales for each of their numbers."""
     for axis, length in enumerate(scale.block):
         cells = cells.repeat(length, axis)
@@ -326,35 +328,35 @@ def _scale_faults(
     scratch = Scratch(max((item.scratch_bytes for item in named), default=0))
 
     def carriers(name: str, region: Region) -> np.ndarray:
-        built = np.empty(region.shape, arrays[name].dtype.carrier)
-        arrays[name].read_into(region, built, scratch)
-        return built
+        result = np.empty(region.shape, arrays[name].dtype.carrier)
+        arrays[name].read_into(region, result, scratch)
+        return result
 
-    alike: defaultdict[Hashable, list[tuple[Weight, list[np.ndarray]]]] = defaultdict(list)
+    groups: defaultdict[Hashable, list[tuple[Weight, list[np.ndarray]]]] = defaultdict(list)
     for item, region in parts:
         first, *others = (scale.name for scale in item.scales)
         # All arrays except the first have one element.
         read = [carriers(first, region), *(carriers(o, Region.whole(arrays[o].shape)) for o in others)]
         of_scales = tuple((scale.dtype.name, scale.divides) for scale in item.scales)
         kind = item.numbers, of_scales, item.zero_points is not None
-        alike[kind].append((item, read))
+        groups[kind].append((item, read))
     out_of_range_factors: dict[str, str] = {}
-    odd: dict[str, tuple[float, Weight]] = {}
-    for group in alike.values():
+    suspicious: dict[str, tuple[float, Weight]] = {}
+    for group in groups.values():
         decode = decode_of(group[0][0])
-        for weight, factors in _odd_factors(group, decode, signs):
-            wrong = decode.out_of_range_factors(factors)
-            if wrong.size:
+        for weight, factors in _suspicious_factors(group, decode, signs):
+            out_of_range = decode.out_of_range_factors(factors)
+            if out_of_range.size:
                 out_of_range_factors.setdefault(
-                    weight.name, f"{weight.scaled_by}: {wrong[0]:g}, {damage_text(decode)}"
+                    weight.name, f"{weight.scale_names}: {out_of_range[0]:g}, {damage_text(decode)}"
                 )
             if signs and (low := factors[factors <= 0]).size:
                 least = float(low.min()), weight
-                odd[weight.name] = min(odd.get(weight.name, least), least, key=itemgetter(0))
-    return out_of_range_factors, odd
+                suspicious[weight.name] = min(suspicious.get(weight.name, least), least, key=itemgetter(0))
+    return out_of_range_factors, suspicious
 
 
-def _odd_factors(
+def _suspicious_factors(
     group: Sequence[tuple[Weight, list[np.ndarray]]], decode: Decode, signs: bool
 ) -> Iterator[tuple[Weight, np.ndarray]]:
     """Yield the suspicious factors of similar weights and their scales; empty if all are valid."""
@@ -364,8 +366,8 @@ def _odd_factors(
     is_one = len(group) == 1 or len(group[0][1]) > 1
     together = None if is_one else [np.concatenate([read[0].reshape(-1) for _, read in group])]
     if together is None or not _are_in_range(together, decode, signs):
-        odd = ((weight, read) for weight, read in group if not _are_in_range(read, decode, signs))
-        yield from ((weight, decode.factors(read)) for weight, read in odd)
+        suspicious = ((weight, read) for weight, read in group if not _are_in_range(read, decode, signs))
+        yield from ((weight, decode.factors(read)) for weight, read in suspicious)
 
 
 def _are_in_range(scales: Sequence[np.ndarray], decode: Decode, signs: bool) -> bool:

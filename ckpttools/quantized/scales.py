@@ -31,7 +31,7 @@ _ACTIVATIONS = frozenset(("input", "output", "activation", "act"))
 _CACHES = frozenset(("k", "v", "q", "kv"))
 # For all names, the scales of norms are learned weights of the model.
 _NORMS = frozenset(("norm", "layernorm", "rmsnorm", "ln"))
-_PLAIN_BITS, _MOST_PACKED_BITS = 16, 32
+_PLAIN_BITS, _MAX_PACKED_BITS = 16, 32
 _EXPONENT = "float8_e8m0fnu"
 
 
@@ -98,7 +98,7 @@ def is_narrow(dtype: DType) -> bool:
     """Return whether numbers of this dtype may need scales; dtypes of exponents are scales themselves."""
     if dtype.is_float:
         return not is_plain(dtype) and dtype.name != _EXPONENT
-    return dtype.kind in ("int", "uint") and dtype.bits <= _MOST_PACKED_BITS
+    return dtype.kind in ("int", "uint") and dtype.bits <= _MAX_PACKED_BITS
 
 
 def bare_name(name: str) -> str:
@@ -113,7 +113,7 @@ def words_of_key(key: str) -> tuple[str, ...]:
     return tuple("".join(item if item.isalnum() else " " for item in spelled).split())
 
 
-def scales_word(name: str) -> bool:
+def has_scale_word(name: str) -> bool:
     """Return whether the last key of a name contains a word for a scale."""
     return _scale_at(words_of_key(split_name(name)[1])) is not None
 
@@ -148,7 +148,7 @@ def scales_of(arrays: Mapping[str, ArrayLike]) -> dict[str, tuple[str, ...]]:
         if module_kind not in known:
             known[module_kind] = list(_pairs([_array(*item) for item in enumerate(described)]))
         pairs += [(names[weight], names[scale]) for weight, scale in known[module_kind]]
-    pairs += _below(arrays)
+    pairs += _nested_auxiliary(arrays)
     result: defaultdict[str, dict[str, None]] = defaultdict(dict)
     for weight, scale in pairs:
         result[weight][scale] = None
@@ -217,7 +217,7 @@ def _pairs(module: list[_ModuleArray]) -> Iterator[tuple[int, int]]:
     if not scales:
         return
     others = [item for item in module if not item.is_scale]
-    known = _named(others)
+    known = _index_by_words(others)
     owners = {scale.location: _owners(scale, known) for scale in scales}
     yield from ((weight, scale) for scale, weights in owners.items() for weight in weights or ())
     owned = {weight for weights in owners.values() for weight in weights or ()}
@@ -260,7 +260,7 @@ class _WordIndex:
         return wider + narrower + self.with_words.get((), [])
 
 
-def _named(arrays: list[_ModuleArray]) -> _WordIndex:
+def _index_by_words(arrays: list[_ModuleArray]) -> _WordIndex:
     with_words: defaultdict[tuple[str, ...], list[_ModuleArray]] = defaultdict(list)
     with_word: defaultdict[str, list[_ModuleArray]] = defaultdict(list)
     with_rarest: defaultdict[str, list[_ModuleArray]] = defaultdict(list)
@@ -276,14 +276,14 @@ def _named(arrays: list[_ModuleArray]) -> _WordIndex:
 
 def _owners(scale: _ModuleArray, others: _WordIndex) -> list[int] | None:
     """Return the arrays that own a scale according to its words; None if no array has these words."""
-    named = _near(scale, others.with_words.get(scale.words, ()))
+    named = _nearby(scale, others.with_words.get(scale.words, ()))
     if named:
         return [item.location for item in named if _is_scaled(item, scale)]
-    alike = _near(scale, others.alike(scale.words))
-    return [item.location for item in alike if item.is_weight and _may_scale(scale, item)] or None
+    related = _nearby(scale, others.alike(scale.words))
+    return [item.location for item in related if item.is_weight and _may_scale(scale, item)] or None
 
 
-def _near(scale: _ModuleArray, arrays: Iterable[_ModuleArray]) -> list[_ModuleArray]:
+def _nearby(scale: _ModuleArray, arrays: Iterable[_ModuleArray]) -> list[_ModuleArray]:
     """Return the arrays with the same list index as a scale, if both are in lists."""
     return [array for array in arrays if not (scale.item and array.item) or scale.item == array.item]
 
@@ -303,7 +303,7 @@ def _may_scale(scale: _ModuleArray, weight: _ModuleArray) -> bool:
     return not (scale.dtype.is_float and scale.dtype == weight.dtype)
 
 
-def _below(arrays: Mapping[str, ArrayLike]) -> Iterator[tuple[str, str]]:
+def _nested_auxiliary(arrays: Mapping[str, ArrayLike]) -> Iterator[tuple[str, str]]:
     """Yield arrays below a narrow array's name, which describe how to read it: `X.weight.absmax`."""
     narrow = {name for name, array in arrays.items() if len(array.shape) > 1 and is_narrow(array.dtype)}
     # Narrow arrays in and above each module: tens of thousands of names share a few parent modules.

@@ -58,11 +58,11 @@ def refuse_quantized(
 
 def signs_of_scheme(arrays: Mapping[str, ArrayLike], config: Mapping[str, Any] | None) -> tuple[str, ...]:
     """Return the arrays that plain weights do not have, if `config` declares quantization."""
-    declared = declared_quantization(config)
-    exempt = exempt_modules(declared)
+    settings = declared_quantization(config)
+    exempt = exempt_modules(settings)
     return tuple(
         name
-        for name, array in (arrays.items() if declared else ())
+        for name, array in (arrays.items() if settings else ())
         if (is_scale(name) or can_be_codes(name, array)) and not exempt.has(name)
     )
 
@@ -107,13 +107,13 @@ def refuse_unmappable(
     Raises:
         FormatError: There are such weights.
     """
-    odd = [
+    unmappable = [
         QuantizedWeight(name, item.dtype, ())
         for name, item in arrays.items()
         if not (is_plain(item.dtype) or (item.dtype.is_float and states_dtype(config, item.dtype)))
     ]
-    if odd:
-        raise quantized_error(odd, config, location)
+    if unmappable:
+        raise quantized_error(unmappable, config, location)
 
 
 def quantized_error(
@@ -132,18 +132,18 @@ def quantized_error(
         done: The operation that is not possible.
     """
     weights = sorted(result, key=lambda item: not item.is_bare)
-    declared = declared_quantization(config)
-    if not declared and all(weight.dtype.is_float and not weight.sides for weight in weights):
+    settings = declared_quantization(config)
+    if not settings and all(weight.dtype.is_float and not weight.sides for weight in weights):
         return _unclear_error(weights, config, location, done)
     bare = sum(weight.is_bare for weight in weights)
-    how = f"{scheme(declared)} ({FIELD})" if declared else _dtypes(weights)
+    scheme_text = f"{scheme(settings)} ({FIELD})" if settings else _dtypes(weights)
     return FormatError(
         f"quantized weights cannot be {done}: their values are meaningless without their scales"
         + listing([str(weight) for weight in weights]),
         location=location or None,
-        got=f"{how}; {bare} of {len(weights)} without scales" if bare else how,
+        got=f"{scheme_text}; {bare} of {len(weights)} without scales" if bare else scheme_text,
         expected=_EXPECTED,
-        hint=_missing(bare) + remedy(declared, location=location or "SRC"),
+        hint=_missing_scales_text(bare) + remedy(settings, location=location or "SRC"),
     )
 
 
@@ -169,11 +169,11 @@ def _dtypes(weights: Iterable[QuantizedWeight]) -> str:
     return ", ".join(sorted({str(weight.dtype) for weight in weights}))
 
 
-def _missing(bare: int) -> str:
+def _missing_scales_text(bare: int) -> str:
     return "download the checkpoint with all of its scales; " if bare else ""
 
 
-def remedy(declared: Mapping[str, Any] | None, *, is_read: bool = True, location: str = "SRC") -> str:
+def remedy(settings: Mapping[str, Any] | None, *, is_read: bool = True, location: str = "SRC") -> str:
     """Return a hint for quantized weights where plain weights are required.
 
     Args:
@@ -184,13 +184,13 @@ def remedy(declared: Mapping[str, Any] | None, *, is_read: bool = True, location
     from ckpttools.quantized.schemes.registry import read_methods
 
     release = "use a release of the model in bfloat16"
-    method = str((declared or {}).get("quant_method"))
+    method = str((settings or {}).get("quant_method"))
     if is_read and method in read_methods():
         return f"dequantize the model: {action('cast', location, 'DST', dtype='bfloat16')}"
     if method == "awq":
         return f"{_FROM_AWQ}; or {release}"
-    how = _DEQUANTIZING.get(method, "with the tool that quantized it")
-    return f"dequantize the model to bfloat16 {how}; or {release}"
+    tool = _DEQUANTIZING.get(method, "with the tool that quantized it")
+    return f"dequantize the model to bfloat16 {tool}; or {release}"
 
 
 def refuse_few_bits(dtype: DType | None, location: str, hint: str | None = None) -> None:
@@ -214,7 +214,7 @@ def refuse_few_bits(dtype: DType | None, location: str, hint: str | None = None)
         )
 
 
-def require_numbers(tree: Tree, why: str) -> None:
+def require_numbers(tree: Tree, reason: str) -> None:
     """Refuse quantized weights that could be dequantized.
 
     Args:
@@ -227,7 +227,7 @@ def require_numbers(tree: Tree, why: str) -> None:
     view = quantized_view(tree)
     if view.is_supported:
         raise FormatError(
-            f"{why}, but these weights are quantized",
+            f"{reason}, but these weights are quantized",
             location=tree.metadata.location or None,
             got=view.scheme or next(map(str, view.weights.values()), None),
             expected="plain weights",

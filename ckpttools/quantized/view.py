@@ -21,7 +21,14 @@ from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import option
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count
-from ckpttools.quantized.config import DEFAULT_DTYPE, LIKES, RESULTS, Like, declared_quantization, scheme
+from ckpttools.quantized.config import (
+    DEFAULT_DTYPE,
+    DEQUANTIZE_MODES,
+    RESULTS,
+    Like,
+    declared_quantization,
+    scheme,
+)
 from ckpttools.quantized.scales import split_name
 from ckpttools.quantized.weights import QuantizedWeight, Weights, can_be_scaled, find_weights, last_keys
 
@@ -164,7 +171,7 @@ class QuantizedView:
         return {name: item for item in self.weights.values() for name in (item.name, *item.sides)}
 
     @cached_property
-    def by_headers(self) -> Weights:
+    def weights_from_headers(self) -> Weights:
         """The weights as supported schemes interpret them, without reading data.
 
         If arrays store the shapes of weights, rows may be shorter than stated here; `shaped` reads those
@@ -180,24 +187,24 @@ class QuantizedView:
     def shaped(self) -> Weights:
         """Like `by_headers`, with stored shapes; raises StorageError if they cannot be read."""
         if not self.readable:
-            return self.by_headers
+            return self.weights_from_headers
         from ckpttools.quantized.dequantized_tree import interpret_weights, read_shapes
 
         arrays = by_name(self.tree.arrays)
         shapes = read_shapes(self.readable.values(), arrays)
         if shapes is None:
-            return self.by_headers
+            return self.weights_from_headers
         return interpret_weights(arrays, self.weights, self.declared, shapes)
 
     @property
     def readable(self) -> Mapping[str, Weight]:
         """The weights that can be dequantized, by the names of their arrays of quantized values."""
-        return self.by_headers.readable
+        return self.weights_from_headers.readable
 
     @property
     def faults(self) -> tuple[str, ...]:
         """One line for each other weight, and for each scale without a weight."""
-        return self.by_headers.faults
+        return self.weights_from_headers.faults
 
     @cached_property
     def is_described(self) -> bool:
@@ -206,7 +213,7 @@ class QuantizedView:
         Scales of only activations and caches also count, because the configuration describes them, too.
         """
         if self.declared:
-            return bool(self.weights or self.by_headers.left_out)
+            return bool(self.weights or self.weights_from_headers.left_out)
         return bool(self.weights and self.readable)
 
     @property
@@ -271,7 +278,7 @@ class QuantizedView:
 
         Stored shapes are read only if the headers leave the lengths of rows open.
         """
-        weights = self.by_headers
+        weights = self.weights_from_headers
         if weights.readable:
             from ckpttools.quantized.dequantized_tree import has_doubtful_shapes
 
@@ -293,18 +300,20 @@ class QuantizedView:
             UsageError: The dtype has too few bits, or `like` is unknown.
             FormatError: As for `dequantized`, or scales are not finite. The message lists all of them.
         """
-        if like not in LIKES:
-            raise UsageError(f"unknown {option('dequantize_like', like)}", expected=" or ".join(LIKES))
+        if like not in DEQUANTIZE_MODES:
+            raise UsageError(
+                f"unknown {option('dequantize_like', like)}", expected=" or ".join(DEQUANTIZE_MODES)
+            )
         if not self.is_described:
             return DequantizedTree(self.tree, Notes(), {})
         from ckpttools.quantized.unsupported_errors import refuse_few_bits
 
         refuse_few_bits(dtype, self.tree.metadata.location)
-        built = self.dequantized(dtype, like)
+        result = self.dequantized(dtype, like)
         if not is_read:
-            return built
+            return result
         declared = self.check_scales(dtype, like)
-        return replace(built, notes=built.notes + declared, of_scales=declared.remarks)
+        return replace(result, notes=result.notes + declared, of_scales=declared.remarks)
 
     def plain_where_possible(self, dtype: DType | None = None, *, is_read: bool = False) -> NumericTree:
         """Dequantize the tree, or return it unchanged if some quantized weights cannot be dequantized.
@@ -322,10 +331,10 @@ class QuantizedView:
             return NumericTree(self.tree, _damage(weights.faults) if is_read else "")
         if is_read:
             self.check_scales(dtype)
-        built = self.dequantized(dtype)
-        schemes = ", ".join(dict.fromkeys(weight.scheme for weight in built.weights.values()))
-        to = next(built.tree.arrays[path].dtype for path in built.weights)
-        return NumericTree(built.tree, f"{array_count(built.weights)} dequantized from {schemes} to {to}")
+        result = self.dequantized(dtype)
+        schemes = ", ".join(dict.fromkeys(weight.scheme for weight in result.weights.values()))
+        to = next(result.tree.arrays[path].dtype for path in result.weights)
+        return NumericTree(result.tree, f"{array_count(result.weights)} dequantized from {schemes} to {to}")
 
     def as_stored(self, *, is_read: bool) -> NumericTree:
         """Return the tree unchanged, with a remark on weights that cannot be dequantized if it is read."""
@@ -356,7 +365,7 @@ class QuantizedView:
             StorageError: The scales cannot be read.
         """
         key = dtype, like, signs
-        weights = (self.shaped if signs else self.by_headers).readable.values()
+        weights = (self.shaped if signs else self.weights_from_headers).readable.values()
         if not weights:
             return ValueFaults()
         if key not in self._scale_faults:
@@ -397,12 +406,12 @@ def make_comparable(a: Tree, b: Tree, *, is_read: bool = False) -> tuple[Numeric
     because rounding could make different products equal. If the quantization of one is not described, the
     stored values of both are compared. `is_read` and errors are as for `QuantizedView.plain_where_possible`.
     """
-    mine, theirs = quantized_view(a), quantized_view(b)
-    if _stored_alike(mine, theirs) or _has_only_codes(mine) or _has_only_codes(theirs):
-        return mine.as_stored(is_read=is_read), theirs.as_stored(is_read=is_read)
+    view_a, view_b = quantized_view(a), quantized_view(b)
+    if _store_equal_forms(view_a, view_b) or _has_only_codes(view_a) or _has_only_codes(view_b):
+        return view_a.as_stored(is_read=is_read), view_b.as_stored(is_read=is_read)
     return (
-        mine.plain_where_possible(_main_dtype(theirs), is_read=is_read),
-        theirs.plain_where_possible(_main_dtype(mine), is_read=is_read),
+        view_a.plain_where_possible(_main_dtype(view_b), is_read=is_read),
+        view_b.plain_where_possible(_main_dtype(view_a), is_read=is_read),
     )
 
 
@@ -419,12 +428,12 @@ def _damage(faults: Sequence[str]) -> str:
     return f"quantized values and scales as stored, which cannot be dequantized: {faults[0]}{more}"
 
 
-def _stored_alike(a: QuantizedView, b: QuantizedView) -> bool:
+def _store_equal_forms(a: QuantizedView, b: QuantizedView) -> bool:
     """Return whether both trees quantize the same weights the same way."""
-    mine, theirs = (
+    weights_a, weights_b = (
         {(weight.name, weight.codes, weight.scheme) for weight in view.readable.values()} for view in (a, b)
     )
-    return mine == theirs
+    return weights_a == weights_b
 
 
 def _has_only_codes(view: QuantizedView) -> bool:

@@ -30,13 +30,13 @@ from ckpttools.quantized.scales import (
     ArrayLike,
     activation_scales,
     bare_name,
+    has_scale_word,
     is_narrow,
     is_plain,
     last_key,
     owner_words,
     scales_no_weight,
     scales_of,
-    scales_word,
     split_name,
     words_of_key,
 )
@@ -55,12 +55,14 @@ _SCALE_ENDS = (
 _WEIGHT_WORDS = frozenset(("weight", "qweight", "kernel", "embedding", "wo"))
 # Words in the names of integers that are never quantized values: positions, random states, step counts, and
 # DeepSeek V4's expert tables.
-_NO_CODES = frozenset(("position", "positions", "token", "key", "rng", "rngs", "count", "step", "tid2eid"))
+_INTEGER_WORDS = frozenset(
+    ("position", "positions", "token", "key", "rng", "rngs", "count", "step", "tid2eid")
+)
 # Words for integers that select elements, which are not the quantized values of a full-precision weight next
 # to them.
 _INDICES = frozenset(("mask", "masks", "valid", "flag", "flags", "index", "indices", "idx", "id", "ids"))
 # Maximum depth of weights in a linear layer, in keys below its module: `centroids.weight`.
-_DEEPEST = 2
+_MAX_DEPTH = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +92,8 @@ class QuantizedWeight:
         return not (self.scales or (self.others and not self.dtype.is_float))
 
     def __str__(self) -> str:
-        beside = f"with {last_keys(self.scales)}" if self.scales else "without its scale"
-        return f"{self.name}: {self.dtype}, {beside}"
+        scales_text = f"with {last_keys(self.scales)}" if self.scales else "without its scale"
+        return f"{self.name}: {self.dtype}, {scales_text}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +145,9 @@ def find_weights(
     # Few models are quantized.
     declared, scales = declared_quantization(config), scales_of(arrays)
     if not declared:
-        scales = _without_indices(arrays, scales)
+        scales = _drop_index_scales(arrays, scales)
     narrow = {name for name, array in arrays.items() if _needs_scale(name, array)}
-    packed = _packed(arrays) if declared else set()
+    packed = _find_packed(arrays) if declared else set()
     exempt = exempt_modules(declared)
 
     def is_exempt(name: str) -> bool:
@@ -155,30 +157,30 @@ def find_weights(
     if not (declared or scales):
         bare = {name for name in bare if not states_dtype(config, arrays[name].dtype)}
     weights = {name: scales.get(name, ()) for name in arrays if name in scales or name in bare}
-    whole = narrow | scales.keys() if declared else set()
-    whole |= _of_layers(arrays, packed - whole)
-    others = auxiliary_tensors(arrays, weights, whole) if weights else {}
-    strange = _is_unclear(arrays, weights, others, is_exempt) if declared else set()
-    if strange:
-        weights |= dict.fromkeys(strange, ())
-        others = auxiliary_tensors(arrays, weights, whole | _of_layers(arrays, strange))
+    required = narrow | scales.keys() if declared else set()
+    required |= _layer_weights(arrays, packed - required)
+    others = auxiliary_tensors(arrays, weights, required) if weights else {}
+    unclear = _is_unclear(arrays, weights, others, is_exempt) if declared else set()
+    if unclear:
+        weights |= dict.fromkeys(unclear, ())
+        others = auxiliary_tensors(arrays, weights, required | _layer_weights(arrays, unclear))
     # Hundreds of weights may share thousands of auxiliary tensors, in the same tuple.
-    several = {id(theirs): theirs for theirs in others.values()}
-    left = {at: tuple(name for name in theirs if not exempt.has(name)) for at, theirs in several.items()}
-    may_scale = {name for theirs in left.values() for name in theirs if scales_word(name)}
+    several = {id(weight): weight for weight in others.values()}
+    left = {at: tuple(name for name in weight if not exempt.has(name)) for at, weight in several.items()}
+    may_scale = {name for weight in left.values() for name in weight if has_scale_word(name)}
     return {
         name: _with_further_scales(
-            QuantizedWeight(name, arrays[name].dtype, theirs, left.get(id(others.get(name)), ())),
+            QuantizedWeight(name, arrays[name].dtype, weight, left.get(id(others.get(name)), ())),
             arrays,
             may_scale,
         )
-        for name, theirs in weights.items()
+        for name, weight in weights.items()
         # Integers without auxiliary tensors are indices.
-        if theirs or name in narrow or arrays[name].dtype.is_float or others.get(name)
+        if weight or name in narrow or arrays[name].dtype.is_float or others.get(name)
     }
 
 
-def _without_indices(
+def _drop_index_scales(
     arrays: Mapping[str, ArrayLike], scales: Mapping[str, tuple[str, ...]]
 ) -> dict[str, tuple[str, ...]]:
     """Drop the scales of masks and indices next to a full-precision weight, unless a name connects them.
@@ -187,28 +189,34 @@ def _without_indices(
     """
     doubted = {
         name
-        for name, theirs in scales.items()
-        if arrays[name].dtype.kind in ("int", "uint") and not _INDICES.isdisjoint(_words(name))
-        if not any(_is_named_for(name, scale) for scale in theirs)
+        for name, own_scales in scales.items()
+        if arrays[name].dtype.kind in ("int", "uint") and not _INDICES.isdisjoint(_split_words(name))
+        if not any(_is_named_for(name, scale) for scale in own_scales)
     }
     if not doubted:
         return dict(scales)
     full: dict[str, int] = {}
     for name, array in arrays.items():
-        if len(array.shape) > 1 and is_plain(array.dtype) and not _WEIGHT_WORDS.isdisjoint(_words(name)[-1:]):
+        if (
+            len(array.shape) > 1
+            and is_plain(array.dtype)
+            and not _WEIGHT_WORDS.isdisjoint(_split_words(name)[-1:])
+        ):
             module = split_name(name)[0]
             full[module] = max(full.get(module, 0), prod(array.shape))
-    beside = {name for name in doubted if full.get(split_name(name)[0], 0) >= prod(arrays[name].shape) > 0}
-    return {name: theirs for name, theirs in scales.items() if name not in beside}
+    full_precision = {
+        name for name in doubted if full.get(split_name(name)[0], 0) >= prod(arrays[name].shape) > 0
+    }
+    return {name: own_scales for name, own_scales in scales.items() if name not in full_precision}
 
 
 def _is_named_for(name: str, scale: str) -> bool:
     """Return whether a scale is below an array or shares the words of its key, as in `mask_scale`."""
     below = scale.startswith(f"{bare_name(name)}.")
-    return below or not {*owner_words(split_name(scale)[1])}.isdisjoint(_words(name))
+    return below or not {*owner_words(split_name(scale)[1])}.isdisjoint(_split_words(name))
 
 
-def _words(name: str) -> tuple[str, ...]:
+def _split_words(name: str) -> tuple[str, ...]:
     return words_of_key(split_name(name)[1])
 
 
@@ -235,7 +243,7 @@ def _normal(name: str) -> str:
     return ".".join(filter(None, split_name(name)))
 
 
-def _packed(arrays: Mapping[str, ArrayLike]) -> set[str]:
+def _find_packed(arrays: Mapping[str, ArrayLike]) -> set[str]:
     """Find integer matrices in modules with several float arrays, such as codes with their tables.
 
     Indices have only one such array: `position_ids` with `class_embedding`, or `relative_position_index` with
@@ -246,7 +254,7 @@ def _packed(arrays: Mapping[str, ArrayLike]) -> set[str]:
     return {
         name
         for name, array in arrays.items()
-        if len(array.shape) > 1 and array.dtype.kind in ("int", "uint") and not scales_word(name)
+        if len(array.shape) > 1 and array.dtype.kind in ("int", "uint") and not has_scale_word(name)
         if split_name(name)[0] in modules and can_be_codes(name, array)
     }
 
@@ -258,7 +266,7 @@ def can_be_codes(name: str, array: ArrayLike) -> bool:
     # Integer biases are added unscaled, and scalars are counters.
     is_added = key == "bias" and not is_float
     is_number = not (array.shape or is_float)
-    return stored and not (is_number or is_added) and _NO_CODES.isdisjoint(words_of_key(key))
+    return stored and not (is_number or is_added) and _INTEGER_WORDS.isdisjoint(words_of_key(key))
 
 
 def _is_unclear(
@@ -279,7 +287,7 @@ def _is_unclear(
     return {name for _, name in largest.values()}
 
 
-def _of_layers(arrays: Iterable[str], weights: Collection[str]) -> set[str]:
+def _layer_weights(arrays: Iterable[str], weights: Collection[str]) -> set[str]:
     """Return the weights whose modules are at most a layer, so that they own everything below.
 
     Larger modules contain other weights at deeper levels.
@@ -288,7 +296,7 @@ def _of_layers(arrays: Iterable[str], weights: Collection[str]) -> set[str]:
     for name in arrays if modules else ():
         module, key, _ = split_name(name)
         keys = module.split(".")
-        far = len(keys) - _DEEPEST
+        far = len(keys) - _MAX_DEPTH
         if name in weights or not _WEIGHT_WORDS.isdisjoint(words_of_key(key)):
             modules -= {".".join(keys[:stop]) for stop in range(1, far + 1)}
     return {name for name in weights if split_name(name)[0] in modules}
@@ -315,7 +323,7 @@ def is_scale(name: str) -> bool:
 
 def _needs_scale(name: str, array: ArrayLike) -> bool:
     """Return whether an unscaled array is nevertheless a quantized weight."""
-    if len(array.shape) < 2 or not is_narrow(array.dtype) or scales_word(name):
+    if len(array.shape) < 2 or not is_narrow(array.dtype) or has_scale_word(name):
         return False
     words = words_of_key(bare_name(name).rpartition(".")[2])
     if array.dtype.is_float or not words:
@@ -329,7 +337,7 @@ _BIAS, _QUANTIZER = "bias", "quant"
 # Words about packing that appear in the names of weights but not in the names of their biases.
 _PACKINGS = frozenset(("blocks", "packed", "weight", "qweight", "qdata"))
 # Layers and blocks of experts have few weights per module, and every array is compared with each of them.
-_MOST_WEIGHTS = 256
+_MAX_WEIGHTS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,10 +388,10 @@ class _Modules:
     def facts_of(self, module: str) -> _ModuleFacts:
         """Return the facts about a module; computed on first use, because most modules are never queried."""
         if module not in self.module_facts:
-            theirs = self.weights.get(module, ())
-            has_all = all(their.name in self.whole for their in theirs)
-            words = frozenset(chain(*(their.words for their in theirs)))
-            self.module_facts[module] = _ModuleFacts(has_all, words, {*_stems(theirs)})
+            weights = self.weights.get(module, ())
+            has_all = all(their.name in self.whole for their in weights)
+            words = frozenset(chain(*(their.words for their in weights)))
+            self.module_facts[module] = _ModuleFacts(has_all, words, {*_stems(weights)})
         return self.module_facts[module]
 
     def is_bias(self, name: str) -> bool:
@@ -423,7 +431,7 @@ class _Modules:
     def _owners(self, module: str, key: str, index: str, *, is_alone: bool) -> Iterable[_ModuleWeight]:
         """Like `_owners`, but cached for keys that share the same words with the weights."""
         words = frozenset(words_of_key(key)) & self.facts_of(module).words
-        like = module, words, index, is_alone, scales_word(key)
+        like = module, words, index, is_alone, has_scale_word(key)
         if like not in self.owner_cache:
             has_all = self.facts_of(module).has_all or like[-1]
             self.owner_cache[like] = _owners(
@@ -438,14 +446,14 @@ class _Modules:
 
     def _owners_below(self, module: str, key: str) -> Iterator[_ModuleWeight]:
         """Find owners below: `self_attn.k_scale` belongs to the weight of `self_attn.k_proj`."""
-        words = set(owner_words(key)) if module in self.below and scales_word(key) else set()
+        words = set(owner_words(key)) if module in self.below and has_scale_word(key) else set()
         for below, weights in self.below[module].items() if words else ():
             if words <= set(words_of_key(below)):
                 yield from weights
 
 
 def auxiliary_tensors(
-    arrays: Collection[str], weights: Mapping[str, Collection[str]], whole: Collection[str] = ()
+    arrays: Collection[str], weights: Mapping[str, Collection[str]], complete: Collection[str] = ()
 ) -> dict[str, tuple[str, ...]]:
     """Find the auxiliary tensors of quantized weights, except their scales.
 
@@ -462,7 +470,7 @@ def auxiliary_tensors(
     others = [(at, name) for at, name in enumerate(arrays) if name not in weights and name not in scales]
     if not others:
         return {}
-    modules = _modules(weights, whole)
+    modules = _modules(weights, complete)
     # Hundreds of weights may own the same thousands of arrays, so arrays with the same owners are stored
     # once.
     owned: defaultdict[tuple[str, ...], dict[str, int]] = defaultdict(dict)
@@ -471,9 +479,9 @@ def auxiliary_tensors(
             owned[tuple(owner.name for owner in modules.owners(name))][name] = at
     result: defaultdict[str, list[tuple[str, ...]]] = defaultdict(list)
     for owners, names in owned.items():
-        theirs = tuple(names)
+        own_names = tuple(names)
         for owner in owners:
-            result[owner].append(theirs)
+            result[owner].append(own_names)
     locations = {name: at for names in owned.values() for name, at in names.items()}
     return {
         name: groups[0] if len(groups) == 1 else tuple(sorted(chain(*groups), key=locations.__getitem__))
@@ -517,7 +525,7 @@ def _owners(
             names, may be unrelated.
         has_all: Whether all weights own the arrays that do not share a name with any of them.
     """
-    if len(weights) > _MOST_WEIGHTS and not index:
+    if len(weights) > _MAX_WEIGHTS and not index:
         return []
     near = [weight for weight in weights if not (weight.index and index) or weight.index == index]
     if is_alone and len(near) == 1:

@@ -64,21 +64,24 @@ class Mirrors:
     @cached_property
     def common(self) -> int:
         """Number of leading keys that all paths share."""
-        first, last = min(self.arrays, key=_words, default=()), max(self.arrays, key=_words, default=())
+        first, last = (
+            min(self.arrays, key=_split_words, default=()),
+            max(self.arrays, key=_split_words, default=()),
+        )
         same = sum(1 for _ in takewhile(lambda keys: keys[0] == keys[1], zip(first, last, strict=False)))
         return min(same, max(len(first) - 1, 0))
 
     @cached_property
-    def _whole(self) -> _PathIndex:
+    def _complete_paths(self) -> _PathIndex:
         """Maps full paths, without wrappers, to the arrays that have them."""
-        return self._indexed(self._ends)
+        return self._index_paths(self._ends)
 
     @cached_property
     def _named(self) -> _PathIndex:
         """Maps paths to arrays, without the first key that is not common to all arrays."""
-        return self._indexed(self._inner)
+        return self._index_paths(self._inner)
 
-    def _indexed(self, ends: Callable[[Path], Iterable[Path]]) -> _PathIndex:
+    def _index_paths(self, ends: Callable[[Path], Iterable[Path]]) -> _PathIndex:
         result: dict[Path, list[Path]] = {}
         for path in self.arrays:
             if self.is_step(path):
@@ -112,28 +115,28 @@ class Mirrors:
 
     def is_whole(self, tail: Path, outside: Path) -> bool:
         """Return whether a path is the full path, without wrappers, of an array outside a subtree."""
-        return any(of[: len(outside)] != outside for of in self._whole.get(tail, ()))
+        return any(of[: len(outside)] != outside for of in self._complete_paths.get(tail, ()))
 
     def mirrors(self, path: Path, start: int) -> bool:
         """Return whether the path below the first `start` keys matches an outside array of the same shape."""
         for k in range(start, len(path)):
-            for of in self._outside(path, path[:start], path[k:], start, self._whole):
+            for of in self._outside(path, path[:start], path[k:], start, self._complete_paths):
                 if self.arrays[path].shape == self.arrays[of].shape:
                     return True
         return self.moment(path, start) is not None
 
     def moment(self, path: Path, start: int = 0) -> Moment | None:
         """Return the array as the moment of a parameter outside its first `start` keys, or None."""
-        return next(self._moments(path, start, self._whole), None)
+        return next(self._moments(path, start, self._complete_paths), None)
 
     def moment_below_names(self, path: Path) -> Moment | None:
         """Return the array as the moment of a parameter below a name that no framework uses, or None."""
         return next(self._moments(path, 0, self._named), None)
 
-    def odd_moment(self, path: Path) -> Moment | None:
+    def mismatched_moment(self, path: Path) -> Moment | None:
         """Return the moment that an array would be if it had the right shape, or if it is a part of one."""
         for tails in (path, path[:-1]):
-            for index in (self._whole, self._named):
+            for index in (self._complete_paths, self._named):
                 for result in self._candidates(tails, 0, index):
                     return result
         return None
@@ -149,12 +152,12 @@ class Mirrors:
         for k in range(start, len(path)):
             if path[k] in MOMENTS:
                 for tail in unwrapped(path, k + 1):
-                    yield from self._of(path, path[:k], path[k], tail, start, index)
+                    yield from self._iter_moments(path, path[:k], path[k], tail, start, index)
         if path[-1:] and path[-1] in MOMENTS:
             for k in range(start, len(path) - 1):
-                yield from self._of(path, path[:k], path[-1], path[k:-1], start, index)
+                yield from self._iter_moments(path, path[:k], path[-1], path[k:-1], start, index)
 
-    def _of(
+    def _iter_moments(
         self, path: Path, head: Path, name: str | int, tail: Path, start: int, index: _PathIndex
     ) -> Iterator[Moment]:
         for of in self._outside(path, head, tail, start, index):
@@ -164,11 +167,11 @@ class Mirrors:
         """Yield the arrays with the same full path in another subtree and another module."""
         for of in index.get(tail, ()):
             within = bool(start) and of[:start] == path[:start]
-            if of != path and not within and not _same_module(of, head, len(of) - len(tail)):
+            if of != path and not within and not _is_same_module(of, head, len(of) - len(tail)):
                 yield of
 
 
-def _same_module(of: Path, head: Path, root: int) -> bool:
+def _is_same_module(of: Path, head: Path, root: int) -> bool:
     """Return whether a prefix is in the same module as a parameter; modules do not mirror themselves."""
     return of[:root] == head[:root] and of[root : root + 1] == head[root : root + 1] != ()
 
@@ -188,7 +191,7 @@ def below_moments(path: Path) -> bool:
     return not MOMENTS.isdisjoint(path)
 
 
-def _words(path: Path) -> tuple[str, ...]:
+def _split_words(path: Path) -> tuple[str, ...]:
     return tuple(map(str, path))
 
 
@@ -231,7 +234,7 @@ def sizes(paths: Iterable[Path], heads: Collection[Path]) -> Counter[Path]:
     return Counter(head for head in below if head in heads)
 
 
-def lifted(heads: Collection[Path], others: Iterable[Path]) -> frozenset[Path]:
+def raise_heads(heads: Collection[Path], others: Iterable[Path]) -> frozenset[Path]:
     """Shorten each prefix as long as none of the other paths are below it, but never to the root."""
     blocked = {path[:length] for path in others for length in range(len(path))} if heads else set()
     return frozenset(
@@ -246,9 +249,9 @@ def branch(head: Path, root: Path) -> Path:
     return head[: shared + 1] if len(head) > shared else ()
 
 
-def mostly(part: int, whole: int) -> bool:
+def mostly(part: int, total: int) -> bool:
     """Return whether a part is at least half of the whole."""
-    return 2 * part >= whole
+    return 2 * part >= total
 
 
 # Maximum size of a tuple of states: a model, its average, an optimizer and random states.
@@ -277,10 +280,12 @@ def copies(mirrors: Mirrors, kept: list[Path], state: list[Path]) -> Copies:
         state: The arrays that were identified as optimizer state.
     """
     search = _CopySearch(mirrors, kept, state)
-    expected = search.trained() or search.beside_others()
+    expected = search.trained() or search.named_next_to_others()
     result = [location for path in kept if (location := search.location(path, expected))] if expected else []
     counts = Counter(location.head for location in result)
-    main = _main(counts, {location.head for location in result if location.is_moment}, _counted(mirrors))
+    main = _main(
+        counts, {location.head for location in result if location.is_moment}, _keys_with_step_counts(mirrors)
+    )
     below = sizes(kept, counts.keys())
     others = (
         head
@@ -290,7 +295,7 @@ def copies(mirrors: Mirrors, kept: list[Path], state: list[Path]) -> Copies:
     return Copies(main, frozenset(others))
 
 
-def _counted(mirrors: Mirrors) -> set[Path]:
+def _keys_with_step_counts(mirrors: Mirrors) -> set[Path]:
     """Return keys directly above a step count; these are not a model's if there are other candidates."""
     return {path[:-1] for path in mirrors.arrays if mirrors.is_step(path)} - {()}
 
@@ -346,17 +351,17 @@ class _CopySearch:
         # If longer paths match, a shared last key such as `scale` is not the path of a parameter.
         return {_bare(location.tail): ends[location.tail] for location in locations if location}
 
-    def beside_others(self) -> dict[Path, Shape]:
+    def named_next_to_others(self) -> dict[Path, Shape]:
         """Return the paths and shapes of parameters that have a name of their own next to other objects."""
-        first = next(iter(self._below_weights() or self._numbered()), None)
+        first = next(iter(self._below_weights() or self._numbered_heads()), None)
         if first is None:
             return {}
-        mine = [path for path in self.kept if path[: len(first)] == first and len(path) > len(first)]
+        own_paths = [path for path in self.kept if path[: len(first)] == first and len(path) > len(first)]
         # A copy has most of the parameters. If there are fewer other arrays than that, their names need not
         # be checked.
-        if not mostly(len(self.kept) - len(mine), len(mine)):
+        if not mostly(len(self.kept) - len(own_paths), len(own_paths)):
             return {}
-        return {_bare(path[len(first) :]): self.mirrors.arrays[path].shape for path in mine}
+        return {_bare(path[len(first) :]): self.mirrors.arrays[path].shape for path in own_paths}
 
     def _below_weights(self) -> list[Path]:
         """Return prefixes that end in a name for weights."""
@@ -365,7 +370,7 @@ class _CopySearch:
         outer = ((path, next(k for k, key in enumerate(path) if key in WEIGHTS)) for path in named)
         return [path[: k + 1] for path, k in outer if all(map(wraps, path[common:k]))]
 
-    def _numbered(self) -> list[Path]:
+    def _numbered_heads(self) -> list[Path]:
         """Return prefixes that are a tuple index; none if there are too many for a tuple of states."""
         numbered = (path[:1] for path in self.kept if len(path) > 1 and str(path[0]).isdecimal())
         locations = list(dict.fromkeys(numbered))

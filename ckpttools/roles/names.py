@@ -46,7 +46,7 @@ REMEMBERED = frozenset(("diff_params_memory", "diff_updates_memory"))
 # Names of moments that a model's modules may also use.
 SHARED = frozenset(("mu", "nu", "m", "v"))
 # Other optimizer state with names that modules never have.
-_TELLING = REMEMBERED | frozenset(
+_STATE_KEYS = REMEMBERED | frozenset(
     (
         *("v_row", "v_col", "exp_avg", "exp_avg_sq", "weights_memory", "ns_coeffs", "hyperparams"),
         *("hyperparams_states", "exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_diff", "statistics"),
@@ -61,16 +61,18 @@ _PARTS = frozenset(("g", "n", "r", "s", "t", "L", "R", "Q", "GG", "QL", "QR", "Q
     *("max_dist", "prev_grad", "prev", "step_size", "m_scale", "vr", "vc", "acc"),
     *("state1", "state2", "absmax1", "absmax2", "qmap1", "qmap2"),
 }
-_ALL_PARTS = MOMENTS | _TELLING | _PARTS
+_ALL_PARTS = MOMENTS | _STATE_KEYS | _PARTS
 # Names that identify state only next to a certain sibling.
-_TOLD_BESIDE: dict[str | int, str] = {
+_IDENTIFYING_SIBLINGS: dict[str | int, str] = {
     "scale": "subgradients",
     "reward": "subgradients",
     "params": "diff_params_memory",
 }
-TELLING_BESIDE = frozenset(_TOLD_BESIDE.values())
+IDENTIFYING_SIBLINGS = frozenset(_IDENTIFYING_SIBLINGS.values())
 # Keys around the states inside an optimizer's state.
-_WITHIN = frozenset(("state", "inner_state", "inner_opt_state", "base_optimizer_state", "fast_state")) | {
+_INNER_STATE_KEYS = frozenset(
+    ("state", "inner_state", "inner_opt_state", "base_optimizer_state", "fast_state")
+) | {
     "no_prefix",
 }
 _LABELED = "inner_states"
@@ -127,8 +129,8 @@ def keys_of(path: Path) -> Path:
     if not are_joined:
         return path
     if len(path) == 1:
-        return tuple(_taken_apart(path[0]))
-    return tuple(part for key in path for part in _taken_apart(key))
+        return tuple(_split_key(path[0]))
+    return tuple(part for key in path for part in _split_key(key))
 
 
 def first_keys(path: Path, count: int) -> Path:
@@ -142,7 +144,7 @@ def _is_joined(key: str | int) -> bool:
     return isinstance(key, str) and ("." in key or "/" in key)
 
 
-def _taken_apart(key: str | int) -> Sequence[str | int]:
+def _split_key(key: str | int) -> Sequence[str | int]:
     return key.split("/" if "/" in key else ".") if isinstance(key, str) else (key,)
 
 
@@ -194,14 +196,14 @@ def is_keras_iterate(path: Path) -> bool:
     )
 
 
-def may_tell(key: str | int) -> bool:
+def may_identify_state(key: str | int) -> bool:
     """Return whether a key occurs in states; keys of random states are in `KEYS`."""
     return key in MOMENTS or key in _SIGNS or container(key) is not None
 
 
 @lru_cache(maxsize=4096)
 def _is_within(key: str | int) -> bool:
-    return key in _WITHIN or key == _LABELED or str(key).isdecimal() or container(key) is not None
+    return key in _INNER_STATE_KEYS or key == _LABELED or str(key).isdecimal() or container(key) is not None
 
 
 def wraps_states(path: Path, k: int) -> bool:
@@ -209,9 +211,9 @@ def wraps_states(path: Path, k: int) -> bool:
     return _is_within(path[k]) or (k > 0 and path[k - 1] == _LABELED)
 
 
-def is_telling(key: str | int) -> bool:
+def identifies_state(key: str | int) -> bool:
     """Return whether a key identifies everything with or below its name as optimizer state."""
-    return key in _TELLING
+    return key in _STATE_KEYS
 
 
 def is_part(key: str | int) -> bool:
@@ -219,9 +221,9 @@ def is_part(key: str | int) -> bool:
     return key in _ALL_PARTS
 
 
-def told_beside(key: str | int) -> str | None:
+def identifying_sibling(key: str | int) -> str | None:
     """Return the name of the sibling that identifies a key as optimizer state, if any."""
-    return _TOLD_BESIDE.get(key)
+    return _IDENTIFYING_SIBLINGS.get(key)
 
 
 def is_strong(key: str | int) -> bool:
@@ -261,7 +263,7 @@ def iterates(paths: Collection[Path]) -> set[Path]:
 
 def is_random(path: Path) -> bool:
     """Return whether a path names the state of a random number generator."""
-    first, *below = _named_as(path)
+    first, *below = _name_prefix(path)
     return RANDOM in path or (first in _GENERATORS and not below)
 
 
@@ -269,7 +271,7 @@ def is_bookkeeping(keys: Path) -> bool:
     """Return whether a path names a random state, a step count, a schedule or a loss scale."""
     if not may_be_bookkeeping(keys):
         return False
-    first, *below = _named_as(keys)
+    first, *below = _name_prefix(keys)
     return (
         is_random(keys)
         or first in _SCHEDULES
@@ -283,7 +285,7 @@ def may_be_bookkeeping(keys: Collection[str | int]) -> bool:
     return not _BOOKKEEPING.isdisjoint(keys)
 
 
-def _named_as(keys: Path) -> Path:
+def _name_prefix(keys: Path) -> Path:
     """Return the first keys that are not wrappers of states: at least one, at most three."""
     core = keys[:-1] if keys[-1:] == (_VALUE,) else keys
     outer = next((k for k, key in enumerate(core) if not _is_state(key)), len(core))

@@ -32,8 +32,8 @@ from ckpttools.roles.mirrors import (
     branch,
     copies,
     inside,
-    lifted,
     outside,
+    raise_heads,
 )
 from ckpttools.roles.names import (
     KEYS,
@@ -47,10 +47,10 @@ from ckpttools.roles.names import (
     is_wrapper,
     keys_of,
     may_be_bookkeeping,
-    may_tell,
+    may_identify_state,
     unwrapped,
 )
-from ckpttools.roles.optimizer_state import in_branches, named_state, unnamed_state
+from ckpttools.roles.optimizer_state import collect_branch_state, named_state, unnamed_state
 
 Role = Literal["parameter", "optimizer", "other"]
 # Number of leading keys that distinguish the largest parts of a tree, apart from nested wrappers.
@@ -148,10 +148,10 @@ def roles_of(arrays: Mapping[Path, Typed], empty: Iterable[Path] = (), random: I
     """
     keys = _keys(chain(arrays, empty))
     if not may_be_bookkeeping(keys):
-        return _inferred(arrays, empty, random, keys)
+        return _infer_roles(arrays, empty, random, keys)
     named = {path: item for path, item in arrays.items() if is_bookkeeping(keys_of(path))}
     learned = {path for path, item in named.items() if _is_learned(keys_of(path), item)}
-    result = _inferred(arrays, empty, random, keys, learned)
+    result = _infer_roles(arrays, empty, random, keys, learned)
     if not (result.optimizer or result.unclear):
         learned |= {path for path, item in named.items() if not _is_of_any_model(keys_of(path), item)}
     elif scales := [path for path, item in named.items() if _is_fraction(item) and path not in learned]:
@@ -173,7 +173,7 @@ def _is_learned(keys: Path, array: Typed) -> bool:
         return bool(array.shape) or is_random(keys)
     # Other integer arrays are tables, but a random generator has a counter.
     is_state = _name(array) in (_WORDS, _BYTES) or core_of(keys)[-1] == _COUNT
-    return is_random(keys) and bool(array.shape) and _is_whole_number(array) and not is_state
+    return is_random(keys) and bool(array.shape) and _is_integer(array) and not is_state
 
 
 def _is_of_any_model(keys: Path, array: Typed) -> bool:
@@ -186,7 +186,7 @@ def _keys(paths: Iterable[Path]) -> frozenset[str | int]:
     return frozenset().union(*map(keys_of, paths))
 
 
-def _inferred(
+def _infer_roles(
     arrays: Mapping[Path, Typed],
     empty: Iterable[Path],
     random: Iterable[Path],
@@ -195,31 +195,33 @@ def _inferred(
 ) -> Roles:
     random = [core for core in map(core_of, random) if not is_bookkeeping(core)]
     # The memory limit for a tree of 100,000 tensors does not allow copies of all names.
-    if not (any(map(may_tell, keys)) or _may_be_random(arrays, keys) or _may_be_twice(arrays)):
+    if not (
+        any(map(may_identify_state, keys)) or _may_be_random(arrays, keys) or _may_contain_copies(arrays)
+    ):
         return Roles(others=frozenset(random))
     known = {
-        core_of(path): ArrayFacts(item.shape, _is_whole_number(item), _name(item) == _WORDS)
+        core_of(path): ArrayFacts(item.shape, _is_integer(item), _name(item) == _WORDS)
         for path, item in arrays.items()
     }
     others = frozenset((*random, *_random_states(known)))
     own = set(map(core_of, learned))
     paths = outside((path for path in known if path in own or not is_bookkeeping(path)), others)
-    return _analyzed(Mirrors({path: known[path] for path in paths}), frozenset(map(keys_of, empty)), others)
+    return _analyze(Mirrors({path: known[path] for path in paths}), frozenset(map(keys_of, empty)), others)
 
 
-def _analyzed(mirrors: Mirrors, empty: frozenset[Path], others: frozenset[Path]) -> Roles:
+def _analyze(mirrors: Mirrors, empty: frozenset[Path], others: frozenset[Path]) -> Roles:
     """Find state by names first, then by moment names and mirrored parameters, then by mirroring alone."""
     result = named_state(mirrors, empty)
     result |= unnamed_state(mirrors, outside(mirrors.arrays, result.state))
     state = outside(inside(mirrors.arrays, result.state), result.weights)
-    told = frozenset(state)
-    kept = [path for path in mirrors.arrays if path not in told]
+    state_paths = frozenset(state)
+    kept = [path for path in mirrors.arrays if path not in state_paths]
     twice = copies(mirrors, outside(kept, result.unclear), state)
     result |= Heads(unclear=twice.others)
-    result |= in_branches(mirrors, kept, result, _branches_with_steps(mirrors, twice))
+    result |= collect_branch_state(mirrors, kept, result, _branches_with_steps(mirrors, twice))
     clear = (path for path in outside(mirrors.arrays, result.unclear) if not mirrors.is_count(path))
-    odd = sorted(lifted(result.unclear, clear), key=str)
-    return Roles(result.state, result.weights, others, tuple(odd), twice.parameters)
+    ambiguous = sorted(raise_heads(result.unclear, clear), key=str)
+    return Roles(result.state, result.weights, others, tuple(ambiguous), twice.parameters)
 
 
 def _branches_with_steps(mirrors: Mirrors, twice: Copies) -> set[Path]:
@@ -232,11 +234,11 @@ def _branches_with_steps(mirrors: Mirrors, twice: Copies) -> set[Path]:
 def _may_be_random(arrays: Mapping[Path, Typed], keys: Collection[str | int]) -> bool:
     """Return whether there may be random keys; attention also has a `key`, with a kernel below it."""
     return not KEYS.isdisjoint(keys) and any(
-        not KEYS.isdisjoint(keys_of(path)[-2:]) and _is_whole_number(item) for path, item in arrays.items()
+        not KEYS.isdisjoint(keys_of(path)[-2:]) and _is_integer(item) for path, item in arrays.items()
     )
 
 
-def _may_be_twice(arrays: Mapping[Path, Typed]) -> bool:
+def _may_contain_copies(arrays: Mapping[Path, Typed]) -> bool:
     """Return whether the rest is large enough to contain copies of the largest part of the tree."""
     heads = Counter([_head(path) for path, item in arrays.items() if item.shape])
     for start in range(2):
@@ -270,7 +272,7 @@ def _is_fraction(array: Typed) -> bool:
     return "float" in _name(array) or "complex" in _name(array)
 
 
-def _is_whole_number(array: Typed) -> bool:
+def _is_integer(array: Typed) -> bool:
     return _name(array).startswith(("int", "uint", "bool"))
 
 
@@ -286,7 +288,7 @@ def _random_states(known: Mapping[Path, ArrayFacts]) -> Iterator[Path]:
         if not array.is_words or array.shape[-1:] not in ((2,), (4,)):
             continue
         count = (*path[:-1], _COUNT)
-        beside = known.get(count)
-        is_counted = beside is not None and beside.is_whole_number and beside.shape == array.shape[:-1]
+        sibling = known.get(count)
+        is_counted = sibling is not None and sibling.is_whole_number and sibling.shape == array.shape[:-1]
         yield from (path,) * (is_counted or path[-1] == LONE_KEY)
         yield from (count,) * is_counted

@@ -18,13 +18,14 @@ from ckpttools.roles.mirrors import (
     branch,
     inside,
     is_moments_shape,
-    lifted,
     mostly,
     outside,
+    raise_heads,
     sizes,
 )
 from ckpttools.roles.names import (
     ENCLOSED,
+    IDENTIFYING_SIBLINGS,
     KERAS,
     KERAS_RATE,
     KERAS_STEPS,
@@ -32,9 +33,10 @@ from ckpttools.roles.names import (
     PER_PARAMETER,
     SHARED,
     STEPS,
-    TELLING_BESIDE,
     WEIGHTS,
     container,
+    identifies_state,
+    identifying_sibling,
     is_average,
     is_container,
     is_hyperparameter,
@@ -42,11 +44,9 @@ from ckpttools.roles.names import (
     is_outer,
     is_part,
     is_strong,
-    is_telling,
     is_wrapper,
     iterates,
     keras_parameter,
-    told_beside,
     unwrapped,
     wraps,
     wraps_states,
@@ -55,7 +55,7 @@ from ckpttools.roles.names import (
 
 def named_state(mirrors: Mirrors, empty: Collection[Path]) -> Heads:
     """Identify optimizer state by names, with the weights inside it and unclear subtrees."""
-    around = _around_enclosed(mirrors.arrays) | _around_keras(mirrors.arrays)
+    around = _parents_of_enclosed(mirrors.arrays) | _parents_of_keras(mirrors.arrays)
     containers = _containers(mirrors, empty, around)
     models = _Models(mirrors, frozenset(containers))
     result = Heads()
@@ -64,14 +64,14 @@ def named_state(mirrors: Mirrors, empty: Collection[Path]) -> Heads:
     return result
 
 
-def _around_enclosed(paths: Collection[Path]) -> set[Path]:
+def _parents_of_enclosed(paths: Collection[Path]) -> set[Path]:
     """Return keys directly above the state of an enclosed optimizer, which hold an optimizer."""
     enclosed = (path for path in paths if not ENCLOSED.isdisjoint(path))
     around = {path[:k] for path in enclosed for k, key in enumerate(path) if key in ENCLOSED}
     return (around | {iterate[:-1] for iterate in iterates(paths)}) - {()}
 
 
-def _around_keras(arrays: Mapping[Path, ArrayFacts]) -> set[Path]:
+def _parents_of_keras(arrays: Mapping[Path, ArrayFacts]) -> set[Path]:
     """Return keys directly above the variables of a Keras optimizer: its step counts and moments.
 
     A block of a model may also have arrays named `iteration` and `norm`. An optimizer also has a learning
@@ -159,17 +159,17 @@ class _Container:
     inner: list[Path]
 
     def result(self, is_sure: bool) -> Heads:
-        here = frozenset([self.head])
+        head = frozenset([self.head])
         if is_sure:
-            return Heads(state=here) | self._kept()
+            return Heads(state=head) | self._parameters_in_state()
         if not is_container(self.head):
             # A module of a model may have the same name.
-            if self._is_whole_state():
-                return Heads(state=here) | self._unknown(frozenset())
-            return Heads(unclear=here) if self._is_half_told() else Heads()
+            if self._is_complete_state():
+                return Heads(state=head) | self._unknown(frozenset())
+            return Heads(unclear=head) if self._is_partly_identified() else Heads()
         if self._has_state():
-            return Heads(state=here) | self._kept()
-        return Heads(unclear=here) if self.inner and not self._is_model() else Heads()
+            return Heads(state=head) | self._parameters_in_state()
+        return Heads(unclear=head) if self.inner and not self._is_model() else Heads()
 
     def _is_model(self) -> bool:
         """Return whether only weights are left, as in T5X's optimizer/target without its state."""
@@ -206,7 +206,7 @@ class _Container:
             tail in shapes and is_moments_shape(name, shape, shapes[tail]) for name, tail in (*below, *above)
         )
 
-    def _is_whole_state(self) -> bool:
+    def _is_complete_state(self) -> bool:
         """Return whether everything below an ambiguous name mirrors parameters and includes a step count."""
         large, start = self._large(), len(self.head)
         if not any(map(self.mirrors.is_step, self.inner)):
@@ -215,7 +215,7 @@ class _Container:
             return bool(large) and is_outer(self.head) and all(self.mirrors.moment(p, start) for p in large)
         return bool(large or is_outer(self.head)) and all(self.mirrors.mirrors(path, start) for path in large)
 
-    def _is_half_told(self) -> bool:
+    def _is_partly_identified(self) -> bool:
         """Return whether there is a step count, and all names are those of moments but not of parameters."""
         large, start = self._large(), len(self.head)
         named = is_outer(self.head) and all(below_moments(path[start:]) for path in large)
@@ -224,22 +224,27 @@ class _Container:
             return False
         return any(item.shape and path[:start] != self.head for path, item in self.mirrors.arrays.items())
 
-    def _kept(self) -> Heads:
+    def _parameters_in_state(self) -> Heads:
         """Return the parameters that exist only in the state, and possible copies of weights."""
-        own, odd = set[Path](), self._averages()
+        own, averages = set[Path](), self._averages()
         start = len(self.head)
         for path in self.inner:
             below = path[start:-1]
-            if not below or below[0] not in WEIGHTS or self.head[-1] == PER_PARAMETER or _lies_in(path, odd):
+            if (
+                not below
+                or below[0] not in WEIGHTS
+                or self.head[-1] == PER_PARAMETER
+                or _is_below(path, averages)
+            ):
                 continue
-            if is_telling(path[-1]):
+            if identifies_state(path[-1]):
                 continue
             is_state = self._labels.get(path[: start + 1])
-            if not (is_state or self._is_beside(path, start)):
+            if not (is_state or self._is_next_to_state(path, start)):
                 twice = any(self.mirrors.is_whole(tail, self.head) for tail in unwrapped(path, start + 1))
-                (own if is_state is None and not twice else odd).add(path[: start + 1])
-        told = Heads(weights=frozenset(own | odd), unclear=frozenset(odd))
-        return told | self._unknown(told.weights)
+                (own if is_state is None and not twice else averages).add(path[: start + 1])
+        heads = Heads(weights=frozenset(own | averages), unclear=frozenset(averages))
+        return heads | self._unknown(heads.weights)
 
     @cached_property
     def _labels(self) -> dict[Path, bool]:
@@ -261,21 +266,27 @@ class _Container:
     def _unknown(self, weights: frozenset[Path]) -> Heads:
         """Return keys that no name identifies as state, and that may be another copy of the model."""
         within = outside(self._large(), weights)
-        if not (strange := [path for path in within if not self._is_known(path)]):
+        if not (unknown := [path for path in within if not self._is_known(path)]):
             return Heads()
-        shapes = ChainMap(dict(self._own(weights)), self.models.shapes) if weights else self.models.shapes
-        strange = [path for path in strange if not self._is_part_of_parameter(path, shapes)]
-        if not (odd := {path for path in strange if self._may_be_weights(path, shapes)}):
+        shapes = (
+            ChainMap(dict(self._iter_own_weights(weights)), self.models.shapes)
+            if weights
+            else self.models.shapes
+        )
+        unknown = [path for path in unknown if not self._is_part_of_parameter(path, shapes)]
+        if not (possible_weights := {path for path in unknown if self._may_be_weights(path, shapes)}):
             return Heads()
         start = len(self.head)
-        clear = (path[start:] for path in self.inner if path not in odd and self._is_clear(path))
-        heads = frozenset(self.head + item for item in lifted({path[start:] for path in odd}, clear))
+        clear = (path[start:] for path in self.inner if path not in possible_weights and self._is_clear(path))
+        heads = frozenset(
+            self.head + item for item in raise_heads({path[start:] for path in possible_weights}, clear)
+        )
         return Heads(weights=heads, unclear=heads)
 
     def _is_clear(self, path: Path) -> bool:
         return bool(self.mirrors.arrays[path].shape) or self.mirrors.is_step(path)
 
-    def _own(self, weights: Collection[Path]) -> Iterator[tuple[Path, Shape]]:
+    def _iter_own_weights(self, weights: Collection[Path]) -> Iterator[tuple[Path, Shape]]:
         for path in inside(self.inner, weights):
             for tail in unwrapped(path, len(self.head)):
                 yield tail, self.mirrors.arrays[path].shape
@@ -288,7 +299,7 @@ class _Container:
         first = next((k for k in range(start, len(path)) if not wraps_states(path, k)), None)
         if first is None:
             return False
-        if is_part(path[first]) or self._is_beside(path, first):
+        if is_part(path[first]) or self._is_next_to_state(path, first):
             return True
         return is_part(path[-1]) and PER_PARAMETER in path[:first]
 
@@ -298,27 +309,27 @@ class _Container:
             return False
         return self.head[-1] == KERAS or self.models.joined.get(name) == self.mirrors.arrays[path].shape
 
-    def _is_beside(self, path: Path, k: int) -> bool:
-        name = told_beside(path[k])
-        return name is not None and (*path[:k], name) in self._telling
+    def _is_next_to_state(self, path: Path, k: int) -> bool:
+        name = identifying_sibling(path[k])
+        return name is not None and (*path[:k], name) in self._identifying_paths
 
     @cached_property
-    def _telling(self) -> set[Path]:
+    def _identifying_paths(self) -> set[Path]:
         """Paths down to the keys that identify their siblings as state."""
-        named = (path for path in self.inner if not TELLING_BESIDE.isdisjoint(path))
-        return {path[: k + 1] for path in named for k, key in enumerate(path) if key in TELLING_BESIDE}
+        named = (path for path in self.inner if not IDENTIFYING_SIBLINGS.isdisjoint(path))
+        return {path[: k + 1] for path in named for k, key in enumerate(path) if key in IDENTIFYING_SIBLINGS}
 
     def _is_part_of_parameter(self, path: Path, shapes: Mapping[Path, Shape]) -> bool:
         """Return whether a path names a part of a state and its parameter, regardless of other keys."""
         start = len(self.head)
         for k in range(start, len(path) - 1):
-            if not (is_part(path[k]) or self._is_beside(path, k)):
+            if not (is_part(path[k]) or self._is_next_to_state(path, k)):
                 continue
             if any(tail in shapes or tail[:-1] in shapes for tail in unwrapped(path, k + 1)):
                 return True
         if is_part(path[-1]) and any(path[k:-1] in shapes for k in range(start, len(path) - 1)):
             return True
-        return any(map(is_telling, path[start:]))
+        return any(map(identifies_state, path[start:]))
 
     def _may_be_weights(self, path: Path, shapes: Mapping[Path, Shape]) -> bool:
         """Return whether an array has floating-point numbers, or the path and shape of a parameter."""
@@ -334,7 +345,7 @@ class _Container:
         return _first(path[: k + 1] for path, k in named) | iterates(self.inner)
 
 
-def _lies_in(path: Path, heads: Collection[Path]) -> bool:
+def _is_below(path: Path, heads: Collection[Path]) -> bool:
     return bool(heads) and any(path[:length] in heads for length in range(1, len(path) + 1))
 
 
@@ -345,9 +356,9 @@ def _first(heads: Iterable[Path]) -> set[Path]:
 
 
 # A module may be named like a moment and have the paths of one or two parameters of another module.
-_FEW = 2
+_MAX_FEW_PARAMETERS = 2
 # Minimum number of keys: the moment's name, and a name above it.
-_BELOW_A_NAME = 2
+_MAX_KEYS_ABOVE_MOMENT = 2
 
 
 def unnamed_state(mirrors: Mirrors, rest: list[Path]) -> Heads:
@@ -358,19 +369,21 @@ def unnamed_state(mirrors: Mirrors, rest: list[Path]) -> Heads:
     moments = {path: moment for path in named if (moment := mirrors.moment(path))}
     others = [path for path in named if path not in moments]
     below_names = {path: moment for path in others if (moment := mirrors.moment_below_names(path))}
-    odd = {
-        path: moment for path in others if path not in below_names and (moment := mirrors.odd_moment(path))
+    mismatched = {
+        path: moment
+        for path in others
+        if path not in below_names and (moment := mirrors.mismatched_moment(path))
     }
     if not named:
         return Heads()
-    result = _Evidence(mirrors, rest, moments, below_names, odd).result()
-    return result if result != Heads() else _of_few(mirrors, rest)
+    result = _Evidence(mirrors, rest, moments, below_names, mismatched).result()
+    return result if result != Heads() else _moments_of_few(mirrors, rest)
 
 
-def _of_few(mirrors: Mirrors, rest: list[Path]) -> Heads:
+def _moments_of_few(mirrors: Mirrors, rest: list[Path]) -> Heads:
     """Return the moments of a model with at most two parameters, below any name."""
     large = [path for path in rest if mirrors.arrays[path].shape]
-    if len(large) > 2 * _FEW:
+    if len(large) > 2 * _MAX_FEW_PARAMETERS:
         return Heads()
     named = {path: k for path in large if (k := _first_moment(path)) is not None}
     model = [path for path in large if path not in named]
@@ -383,7 +396,7 @@ def _of_few(mirrors: Mirrors, rest: list[Path]) -> Heads:
     # Modules may also have such names, and paths of other modules; they are directly below a name of their
     # own.
     counted = any((*head[:-1], step) in mirrors.arrays for step in STEPS)
-    if len(head) < _BELOW_A_NAME or (head[-1] in SHARED and not (counted and head[-1] != "v")):
+    if len(head) < _MAX_KEYS_ABOVE_MOMENT or (head[-1] in SHARED and not (counted and head[-1] != "v")):
         return Heads()
     shapes = {path[len(head) :]: mirrors.arrays[path].shape for path in named}
     root = {path[: len(path) - len(tail)] for path in model for tail in shapes if path[-len(tail) :] == tail}
@@ -420,7 +433,7 @@ class _Evidence:
     odd: Mapping[Path, Moment]
 
     def result(self) -> Heads:
-        groups = _grouped({**self.moments, **self.below_names})
+        groups = _group_by_branch({**self.moments, **self.below_names})
         sure = frozenset(head for group in groups if self._is_state(group) for head in group.heads)
         unclear = frozenset(
             path[: len(moment.head) + 1]
@@ -428,11 +441,13 @@ class _Evidence:
             if not self._is_state(group) and self._may_be_state(group)
             for path, moment in group.moments.items()
         )
-        odd = [item for item in _grouped(self.odd) if self._may_be_state(item) and self._is_counted(item)]
-        unclear |= {head for item in odd for head in item.heads if head not in sure}
-        branches = {group.branch for group in (*groups, *odd) if group.branch}
+        mismatched = [
+            item for item in _group_by_branch(self.odd) if self._may_be_state(item) and self._is_counted(item)
+        ]
+        unclear |= {head for item in mismatched for head in item.heads if head not in sure}
+        branches = {group.branch for group in (*groups, *mismatched) if group.branch}
         known = Heads(sure, unclear=unclear)
-        return known | in_branches(self.mirrors, self.rest, known, branches - self._above_models())
+        return known | collect_branch_state(self.mirrors, self.rest, known, branches - self._above_models())
 
     def _above_models(self) -> set[Path]:
         """Return keys that also have parameters below them."""
@@ -441,34 +456,34 @@ class _Evidence:
 
     @cached_property
     def _steps(self) -> set[Path]:
-        told = self.moments.keys() | self.below_names.keys()
-        return {path for path in self.rest if path not in told and self.mirrors.is_step(path)}
+        identified = self.moments.keys() | self.below_names.keys()
+        return {path for path in self.rest if path not in identified and self.mirrors.is_step(path)}
 
     @cached_property
-    def _others(self) -> list[Path]:
-        told = self.moments.keys() | self.below_names.keys() | self._steps
-        return [path for path in self.rest if path not in told]
+    def _other_paths(self) -> list[Path]:
+        identified = self.moments.keys() | self.below_names.keys() | self._steps
+        return [path for path in self.rest if path not in identified]
 
     @cached_property
     def _sizes(self) -> Counter[Path]:
         known = (*self.moments.values(), *self.below_names.values(), *self.odd.values())
-        return sizes(self._others, {key for item in known for key in (item.head, item.root)})
+        return sizes(self._other_paths, {key for item in known for key in (item.head, item.root)})
 
     def _is_state(self, group: _BranchMoments) -> bool:
         # A single moment with a counter below its own key may also be a module.
         sign = len(group.names) > 1 or all(all(map(wraps, head)) for head in group.heads)
         alone = not any(self._sizes[head] for head in group.heads)
-        many = self._is_of_known_names(group) or len(group.parameters) > _FEW
+        many = self._has_known_names(group) or len(group.parameters) > _MAX_FEW_PARAMETERS
         return many and sign and alone and self._is_complete(group) and self._is_counted(group)
 
     def _may_be_state(self, group: _BranchMoments) -> bool:
         complete, counted = self._is_complete(group), self._is_counted(group)
-        if self._is_of_known_names(group):
+        if self._has_known_names(group):
             return complete or counted
-        many = len(group.parameters) > _FEW
+        many = len(group.parameters) > _MAX_FEW_PARAMETERS
         return complete and (many or (counted and len(group.names) > 1))
 
-    def _is_of_known_names(self, group: _BranchMoments) -> bool:
+    def _has_known_names(self, group: _BranchMoments) -> bool:
         return group.moments.keys() <= self.moments.keys()
 
     def _is_complete(self, group: _BranchMoments) -> bool:
@@ -476,10 +491,10 @@ class _Evidence:
         model = max(self._sizes[root] for root in group.roots)
         if not mostly(len(group.parameters), model):
             return False
-        if self._is_of_known_names(group):
+        if self._has_known_names(group):
             return True
-        own = inside(self._others, [group.branch])
-        return mostly(model, len(self._others) - len(own))
+        own = inside(self._other_paths, [group.branch])
+        return mostly(model, len(self._other_paths) - len(own))
 
     def _is_counted(self, group: _BranchMoments) -> bool:
         """Return whether a group has a step count, for the full state or for each parameter."""
@@ -515,28 +530,32 @@ class _BranchMoments:
         yield from (path[:-1] for path, moment in self.moments.items() if path[-1] == moment.name)
 
 
-def _grouped(moments: Mapping[Path, Moment]) -> list[_BranchMoments]:
+def _group_by_branch(moments: Mapping[Path, Moment]) -> list[_BranchMoments]:
     groups: dict[Path, dict[Path, Moment]] = {}
     for path, moment in moments.items():
         groups.setdefault(branch(moment.head, moment.root), {})[path] = moment
     return [_BranchMoments(key, group) for key, group in groups.items()]
 
 
-def in_branches(mirrors: Mirrors, paths: list[Path], known: Heads, branches: Collection[Path]) -> Heads:
+def collect_branch_state(
+    mirrors: Mirrors, paths: list[Path], known: Heads, branches: Collection[Path]
+) -> Heads:
     """Add the rest of the branches that have state: counters belong to it, other arrays are unclear."""
-    told = known.state | known.unclear
-    held = {key for head in told for length in range(1, len(head) + 1) if (key := head[:length]) in branches}
-    left = outside(inside(paths, held), told)
+    identified = known.state | known.unclear
+    enclosing = {
+        key for head in identified for length in range(1, len(head) + 1) if (key := head[:length]) in branches
+    }
+    left = outside(inside(paths, enclosing), identified)
     loose = {path for path in left if mirrors.is_count(path) or is_hyperparameter(path)}
-    branches = _above(known.state, held)
+    branches = _parents_of(known.state, enclosing)
     lengths = {len(key) for key in branches}
     sure = {path for path in loose if any(path[:length] in branches for length in lengths)}
     state = known.state | sure
-    whole = lifted(state, outside(mirrors.arrays, state))
-    return Heads(whole, unclear=known.unclear | {path for path in left if path not in sure})
+    heads = raise_heads(state, outside(mirrors.arrays, state))
+    return Heads(heads, unclear=known.unclear | {path for path in left if path not in sure})
 
 
-def _above(heads: Collection[Path], branches: Collection[Path]) -> set[Path]:
+def _parents_of(heads: Collection[Path], branches: Collection[Path]) -> set[Path]:
     return {item for item in branches if any(head[: len(item)] == item for head in heads)}
 
 

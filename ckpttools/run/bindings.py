@@ -41,7 +41,7 @@ _VOID = -1
 
 _SAMPLE_BYTES = 16
 _MAX_RANGES = 16
-_SCANNED_AT_ONCE = 1 << 20
+_SCAN_BYTES = 1 << 20
 
 
 class _ResumedWork(Protocol):
@@ -155,8 +155,8 @@ def _last_sample(offset: int, data: memoryview) -> tuple[int, bytes] | None:
     if any(tail):
         return offset + len(data) - len(tail), tail
     values = np.frombuffer(data, np.uint8)
-    for stop in range(len(values), 0, -_SCANNED_AT_ONCE):
-        start = max(0, stop - _SCANNED_AT_ONCE)
+    for stop in range(len(values), 0, -_SCAN_BYTES):
+        start = max(0, stop - _SCAN_BYTES)
         if (nonzero := np.flatnonzero(values[start:stop])).size:
             end = start + int(nonzero[-1]) + 1
             begin = max(0, end - _SAMPLE_BYTES)
@@ -202,10 +202,8 @@ class BindingSink:
         if not isinstance(self._sink, SupportsFileIdentity):
             return ()
         return tuple(
-            FileBinding(
-                name, self._sink.identity(name), written.end, written.samples, written.known_ranges
-            ).to_text()
-            for name, written in self._written.items()
+            FileBinding(name, self._sink.identity(name), data.end, data.samples, data.known_ranges).to_text()
+            for name, data in self._written.items()
         )
 
 
@@ -214,10 +212,10 @@ class BindingSink:
 
 def drop_voided_records(records: Iterable[Record]) -> list[Record]:
     """Return the records that no other record voids."""
-    listed = list(records)
-    void = {tuple(entry) for record in listed for entry in _voided_entries(record)}
+    all_records = list(records)
+    void = {tuple(entry) for record in all_records for entry in _voided_entries(record)}
     if not void:
-        return listed
+        return all_records
 
     def is_sound(record: Record) -> bool:
         match record:
@@ -225,7 +223,7 @@ def drop_voided_records(records: Iterable[Record]) -> list[Record]:
                 return not void & {(run, task), (run, _VOID)}
         return record[0] != _VOID
 
-    return [record for record in listed if is_sound(record)]
+    return [record for record in all_records if is_sound(record)]
 
 
 def _voided_entries(record: Record) -> Iterator[Sequence[object]]:

@@ -91,7 +91,7 @@ def select_kept_tasks(records: Iterable[Record], plan: Plan, content: Location) 
         # The size of a file that holds a single chunk must match exactly.
         is_exact = isinstance(plan.layout.placements[plan.tasks[entry.task].path].home, ChunkFiles)
         sizes = ((size(file), stop) for file, stop in _ends(entry, plan))
-        return all(there == stop if is_exact else there >= stop for there, stop in sizes)
+        return all(actual == stop if is_exact else actual >= stop for actual, stop in sizes)
 
     return [entry for entry in result.values() if is_held(entry)]
 
@@ -119,9 +119,9 @@ def unfinished_error(
     """
     ask = members_command()
     rest = action("run_part", PLAN, "0/1")
-    listed = listing([_range_text(*stretch) for stretch in index_ranges(missing)], folds=False)
+    ranges_text = listing([_range_text(*index_range) for index_range in index_ranges(missing)], folds=False)
     return UnfinishedError(
-        f"{len(missing)} of {plural(count, 'task')} are missing:{listed}",
+        f"{len(missing)} of {plural(count, 'task')} are missing:{ranges_text}",
         location=location,
         got=got,
         expected="all parts finished",

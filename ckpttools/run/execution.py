@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 # Number of files that are checked at each sync, which takes 4 ms. If a plan has more files, they are checked
 # only at the end.
-_MOST_LOOKED_AT = 1000
+_MAX_CHECKED_FILES = 1000
 
 # Minimum output of computed tasks. With processes, means of 46 MiB take 0.10 s instead of 0.09, of 152 MiB
 # 0.21 s instead of 0.23, and of 304 MiB 0.35 s instead of 0.43.
-_LEAST_BYTES = 256 << 20
+_MIN_PROCESS_BYTES = 256 << 20
 # Private memory of a process in addition to its buffers.
 _PROCESS_BYTES = 24 << 20
 # Private memory per task: updating reference counts copies the pages of the plan. With 100,000 tasks, two
@@ -105,7 +105,7 @@ def _is_worth_it(plan: Plan, tasks: Iterable[Task]) -> bool:
     arrays = plan.tree.arrays
     return (
         plan.jobs > 1
-        and sum(task.bytes_out for task in tasks if arrays[task.path].is_computed) >= _LEAST_BYTES
+        and sum(task.bytes_out for task in tasks if arrays[task.path].is_computed) >= _MIN_PROCESS_BYTES
         and plan.projected_peak + plan.jobs * (_PROCESS_BYTES + len(plan.tasks) * _TASK_BYTES) <= plan.memory
         and all(isinstance(source, File) and source.price == 1 for source in plan.sources)
         and all(
@@ -148,7 +148,7 @@ class Execution:
         self._copy = copy
         # Network stores pin the version in each request, and checking would take a request per file.
         near = [source for source in plan.sources if isinstance(source, File) and source.price == 1]
-        near = near if len(near) <= _MOST_LOOKED_AT else []
+        near = near if len(near) <= _MAX_CHECKED_FILES else []
         # Data of a changed source must not be recorded, even if this process is killed before the final
         # check.
         self._threads = JournaledThreads(files, work, partial(check_unchanged, near))
@@ -205,7 +205,7 @@ class Execution:
                 self._threads.note(
                     entry.to_record(self._run, self._copy.identity, self._copy.process) for entry in entries
                 )
-                self._tell(group[1][-1])
+                self._report_task(group[1][-1])
 
     def _entries(self, group: _Group, sink: Sink, doer: TaskRunner) -> Iterator[FinishedTask]:
         """Do the tasks of a group until another thread fails.
@@ -218,9 +218,9 @@ class Execution:
             yield doer(number, sink)
             if not sink.is_dry_pass and number != group[1][-1]:
                 with self._threads.lock:
-                    self._tell(number)
+                    self._report_task(number)
 
-    def _tell(self, number: int) -> None:
+    def _report_task(self, number: int) -> None:
         task = self._plan.tasks[number]
         self._observe(TaskDone(task.bytes_in, task.bytes_out))
 

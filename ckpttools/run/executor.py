@@ -22,7 +22,7 @@ from ckpttools.run.bindings import select_sound_records
 from ckpttools.run.entries import FinishedTask, select_kept_tasks, unfinished_error, unfinished_tasks
 from ckpttools.run.events import Comparing, Observer, Publishing, Receipt, Started, Watch
 from ckpttools.run.execution import Execution, WorkerPool, worker_processes
-from ckpttools.run.overlap_check import check_apart, check_unread
+from ckpttools.run.overlap_check import check_no_overlap, check_unread
 from ckpttools.run.source_copies import (
     SourceCopy,
     check_same_model,
@@ -179,7 +179,7 @@ def _check_and_fingerprint(
     """Return the fingerprint of a run after all checks that precede the first write."""
     own, source = planned or fingerprint(plan, writer), plan.tree.metadata.location
     if source:
-        check_apart(source, destination)
+        check_no_overlap(source, destination)
     if destination.store.streams and plan.streams is None:
         raise UsageError(
             "the plan was made for a store with writes at any offset",

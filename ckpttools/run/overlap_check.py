@@ -14,7 +14,7 @@ from ckpttools.stores.publishing import check_name
 from ckpttools.stores.registry import LocationLike, parse
 
 
-def check_apart(source: LocationLike, destination: LocationLike, name: str | None = None) -> None:
+def check_no_overlap(source: LocationLike, destination: LocationLike, name: str | None = None) -> None:
     """Reject a destination that is, contains or is inside the source, also through links, `..` and mounts.
 
     Args:
@@ -25,19 +25,19 @@ def check_apart(source: LocationLike, destination: LocationLike, name: str | Non
     Raises:
         UsageError: The locations overlap, or a directory cannot have the name of the destination.
     """
-    written = parse(destination)
-    check_name(written)
+    destination_path = parse(destination)
+    check_name(destination_path)
     name = name or called("source")
-    read, to = _path_aliases(parse(source)), _path_aliases(written)
+    read, to = _path_aliases(parse(source)), _path_aliases(destination_path)
     if read.is_at(to):
-        how = f"is {name} itself"
+        relation = f"is {name} itself"
     elif read.is_below(to):
-        how = f"contains {name}"
+        relation = f"contains {name}"
     elif to.is_below(read):
-        how = f"is in {name}"
+        relation = f"is in {name}"
     else:
         return
-    raise _refused(written, how, f"{name} {source}")
+    raise _overlap_error(destination_path, relation, f"{name} {source}")
 
 
 def check_unread(sources: Iterable[ByteSource], taken: Sequence[Location]) -> None:
@@ -50,16 +50,16 @@ def check_unread(sources: Iterable[ByteSource], taken: Sequence[Location]) -> No
     Raises:
         UsageError: The destination contains a source.
     """
-    kept = [_path_aliases(item) for item in taken]
+    aliases = [_path_aliases(item) for item in taken]
     directories: set[Location] = set()
     for source in sources:
         location = parse(source.path)
-        for home in (location.parent, location.resolve().parent):
-            if home not in directories:
-                real = _path_aliases(home)
-                if any(real.is_at(item) or real.is_below(item) for item in kept):
-                    raise _refused(taken[0], "contains a source file", source.path)
-            directories.add(home)
+        for parent in (location.parent, location.resolve().parent):
+            if parent not in directories:
+                real = _path_aliases(parent)
+                if any(real.is_at(item) or real.is_below(item) for item in aliases):
+                    raise _overlap_error(taken[0], "contains a source file", source.path)
+            directories.add(parent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +91,9 @@ def _path_aliases(location: Location) -> _PathAliases:
     return _PathAliases(frozenset(own), frozenset(parents))
 
 
-def _refused(destination: Location, how: str, source: str) -> UsageError:
+def _overlap_error(destination: Location, relation: str, source: str) -> UsageError:
     return UsageError(
-        f"{called('destination')} {how}: {destination}",
+        f"{called('destination')} {relation}: {destination}",
         got=source,
         expected="a destination that does not overlap the source",
         hint="choose another destination, such as a directory next to the source",

@@ -61,8 +61,8 @@ class PartReceipt:
     def __repr__(self) -> str:
         before = f", {self.tasks_resumed} of them done before" if self.tasks_resumed else ""
         done = f"{plural(self.tasks, 'task')}, {self.bytes_out:,} bytes in {self.seconds:.2f} s{before}"
-        what = "already published" if self.is_published else done
-        return f"<PartReceipt {self.part} of {self.destination}: {what}>"
+        state = "already published" if self.is_published else done
+        return f"<PartReceipt {self.part} of {self.destination}: {state}>"
 
 
 def execute_part(

@@ -59,7 +59,7 @@ class Visit(Protocol[Result_co]):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen(Generic[Result]):
+class ScanResult(Generic[Result]):
     """The result of one piece.
 
     Attributes:
@@ -85,7 +85,7 @@ def scan(
     observe: Callable[[int], None] = lambda nbytes: None,
     name: Callable[[int], str] = lambda index: f"array {index}",
     into: Into = lambda index, region: None,
-) -> Iterator[Seen[Result]]:
+) -> Iterator[ScanResult[Result]]:
     """Read all elements of all items and pass them to `visit`, piece by piece.
 
     Args:
@@ -160,14 +160,14 @@ class _Scan(Generic[Result]):
         self._batches: deque[_Batch[Result]] = deque()
         self._ended = False
 
-    def seen(self, observe: Callable[[int], None]) -> Iterator[Seen[Result]]:
+    def seen(self, observe: Callable[[int], None]) -> Iterator[ScanResult[Result]]:
         workers: list[WorkerThread] = []
         try:
             start_threads(self._thread, self._fit.jobs, workers)
             while (batch := self._first()) is not None:
                 for (index, region), result in zip(batch.pieces, batch.results, strict=False):
                     observe(self._nbytes(index, region))
-                    yield Seen(index, region, result)
+                    yield ScanResult(index, region, result)
                 if batch.error is not None:
                     raise with_all_damage(batch.error, chain.from_iterable(self._items))
             # The results are consistent only if no file has changed.
@@ -196,7 +196,7 @@ class _Scan(Generic[Result]):
         while (batch := self._next()) is not None:
             try:
                 for index, region in batch.pieces:
-                    batch.results.append(self._look(index, region, buffer, scratch))
+                    batch.results.append(self._visit_region(index, region, buffer, scratch))
             except BaseException as error:
                 batch.error = error
             with self._changed:
@@ -213,7 +213,7 @@ class _Scan(Generic[Result]):
                 return None
             batch: _Batch[Result] = _Batch([], [])
             try:
-                batch.pieces += self._taken()
+                batch.pieces += self._iter_tasks()
             except BaseException as error:
                 batch.error = error
             self._ended = not batch.pieces
@@ -223,7 +223,7 @@ class _Scan(Generic[Result]):
             self._batches.append(batch)
             return batch
 
-    def _taken(self) -> Iterable[tuple[int, Region]]:
+    def _iter_tasks(self) -> Iterable[tuple[int, Region]]:
         nbytes = 0
         for count, (index, region) in enumerate(self._todo, 1):
             yield index, region
@@ -234,7 +234,7 @@ class _Scan(Generic[Result]):
     def _nbytes(self, index: int, region: Region) -> int:
         return region.size * sum(array.dtype.itemsize for array in self._items[index])
 
-    def _look(self, index: int, region: Region, buffer: Scratch, scratch: Scratch) -> Result:
+    def _visit_region(self, index: int, region: Region, buffer: Scratch, scratch: Scratch) -> Result:
         with ExitStack() as stack:
             values = []
             for array in self._items[index]:

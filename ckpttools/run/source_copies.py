@@ -151,8 +151,8 @@ def check_same_model(
     jobs = min(plan.jobs, len(others))
     observe(0, total)
     results = map_in_threads(jobs, find_differing, [others[first::jobs] for first in range(jobs)])
-    if wrong := sorted(chain.from_iterable(results), key=lambda entry: entry.task):
-        raise _mixed_copies_error(plan, wrong, len(others), copy, content)
+    if changed_entries := sorted(chain.from_iterable(results), key=lambda entry: entry.task):
+        raise _mixed_copies_error(plan, changed_entries, len(others), copy, content)
 
 
 def _mixed_copies_error(

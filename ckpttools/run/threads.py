@@ -16,7 +16,7 @@ from ckpttools.stores.publishing import Record
 
 # Memory that a thread needs to start, in addition to its stack.
 _BEGINNING_BYTES = 8 << 20
-_USUAL_STACK = 8 << 20
+_DEFAULT_STACK_BYTES = 8 << 20
 # A thread whose start was interrupted counts as not started after this time. Starting takes a millisecond.
 _BEGINS_SECONDS = 0.5
 
@@ -118,7 +118,9 @@ def _require_room() -> None:
     CPython's `Thread.start` waits forever for a thread that does not reach its first line.
     """
     stack, _ = resource.getrlimit(resource.RLIMIT_STACK)
-    mmap.mmap(-1, (_USUAL_STACK if stack == resource.RLIM_INFINITY else stack) + _BEGINNING_BYTES).close()
+    mmap.mmap(
+        -1, (_DEFAULT_STACK_BYTES if stack == resource.RLIM_INFINITY else stack) + _BEGINNING_BYTES
+    ).close()
 
 
 # Interval between syncs: a kill loses at most the work of this time. Early syncs also keep the disk busy from

@@ -111,10 +111,10 @@ class ProcessRunner:
             self._pipe.send(number)
             response: _Response | None = self._pipe.recv()
         except (EOFError, OSError):
-            raise self._ended() from None
+            raise self._ended_error() from None
         return response
 
-    def _ended(self) -> OtherProcessError:
+    def _ended_error(self) -> OtherProcessError:
         self._process.join()
         code = self._process.exitcode
         return OtherProcessError(

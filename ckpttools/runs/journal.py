@@ -57,11 +57,11 @@ class PruneJournal:
             UsageError: Another prune was interrupted.
             StorageError, NoSpaceError: The journal cannot be written.
         """
-        if not removing(run).claim(plan_of(run).key, json.dumps(render_all(asdict(self))).encode()):
-            raise interrupted(run)
+        if not store_with_removal(run).claim(plan_of(run).key, json.dumps(render_all(asdict(self))).encode()):
+            raise interrupted_error(run)
 
 
-def removing(run: Location) -> SupportsRemove:
+def store_with_removal(run: Location) -> SupportsRemove:
     """Return the store of a run, which must support deletion.
 
     Raises:
@@ -86,14 +86,14 @@ def locked_run(run: Location) -> Iterator[None]:
     """
     with ExitStack() as stack:
         try:
-            stack.enter_context(removing(run).locked(run.key))
+            stack.enter_context(store_with_removal(run).locked(run.key))
         except LockedError as error:
-            what = "another process prunes this run"
-            raise LockedError(what, location=run, got=error.raw.got, hint=error.raw.hint) from error
+            reason = "another process prunes this run"
+            raise LockedError(reason, location=run, got=error.raw.got, hint=error.raw.hint) from error
         yield
 
 
-def at_work(run: Location, *names: str) -> Location:
+def journal_location(run: Location, *names: str) -> Location:
     """Return a location in the directory of a run's prune."""
     location = run / PRUNE_DIRECTORY
     for name in names:
@@ -103,10 +103,10 @@ def at_work(run: Location, *names: str) -> Location:
 
 def plan_of(run: Location) -> Location:
     """Return the location of a run's journal."""
-    return at_work(run, "plan.json")
+    return journal_location(run, "plan.json")
 
 
-def begun(run: Location) -> PruneJournal | None:
+def read_journal(run: Location) -> PruneJournal | None:
     """Return the prune that was started; None if there is none, or if it has changed nothing.
 
     Raises:
@@ -116,27 +116,30 @@ def begun(run: Location) -> PruneJournal | None:
     if not location.is_file():
         return None
     try:
-        declared = read_json(location)
-        if declared.pop("version", None) != _VERSION:
+        document = read_json(location)
+        if document.pop("version", None) != _VERSION:
             raise FormatError("a journal of another version", location=location)
-        return PruneJournal(**declared)
+        return PruneJournal(**document)
     except (FormatError, TypeError) as error:
-        if not any(at_work(run, name).is_dir() for name in ("removed", "deleting")):
+        if not any(journal_location(run, name).is_dir() for name in ("removed", "deleting")):
             # The process crashed before the journal was durable, and therefore before any change.
             return PruneJournal({}, {}, {}, (), {})
         raise FormatError(
             "the journal of a prune cannot be read",
             location=location,
             got=str(error),
-            hint=f"inspect {at_work(run)}: steps in its directory removed are complete and can be moved back",
+            hint=(
+                f"inspect {journal_location(run)}: steps in its "
+                "directory removed are complete and can be moved back"
+            ),
         ) from error
 
 
-def interrupted(run: Location) -> UsageError:
+def interrupted_error(run: Location) -> UsageError:
     """Return the error for a run with an interrupted prune."""
     return UsageError(
         "a prune of this run was interrupted",
-        location=at_work(run),
+        location=journal_location(run),
         hint=f"finish it with {option('finish', True)}, or restore intact steps with {option('undo', True)}",
     )
 

@@ -20,7 +20,7 @@ from ckpttools.core.message_terms import action
 from ckpttools.core.tabular import Tabular
 from ckpttools.core.text import plural, sample_names
 from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.detect import Detected, LocationKind, detect, identified
+from ckpttools.formats.detect import Detected, LocationKind, detect, wrap_identified
 from ckpttools.formats.flax.format import numbered_states
 from ckpttools.formats.interrupted import empty_error
 from ckpttools.formats.json_file import read_json
@@ -45,7 +45,7 @@ from ckpttools.stores.location import Location
 
 _T = TypeVar("_T")
 # Number of times that a changing run is listed again.
-_LOOKS = 10
+_MAX_LISTINGS = 10
 # Prefixes of the kinds of trees with MaxText's layout.
 _MAXTEXT = ("stacked", "unstacked")
 
@@ -233,13 +233,13 @@ def _find_legacy_run(path: Location) -> LegacyRun | None:
     return None
 
 
-def looked_at(run: OrbaxRun, look: Callable[[OrbaxRun], _T]) -> _T:
+def list_consistently(run: OrbaxRun, look: Callable[[OrbaxRun], _T]) -> _T:
     """Inspect a run, and repeat if a job starts, finishes or deletes steps in the meantime.
 
     Raises:
         StorageError: The store cannot be read, or the run keeps changing.
     """
-    for _ in range(_LOOKS):
+    for _ in range(_MAX_LISTINGS):
         try:
             return look(run)
         except StorageError:
@@ -254,14 +254,14 @@ def _names(run: OrbaxRun) -> set[str]:
     return {step.path.name for step in run.steps.values()}
 
 
-def listed(run: OrbaxRun) -> RunListing:
+def list_run(run: OrbaxRun) -> RunListing:
     """List the contents of a run. Reads indexes and metadata, but no arrays.
 
     Raises:
         StorageError: The store cannot be read.
     """
-    seen = list_committed_steps(run.path)
-    latest = None if seen.latest is None else Step(seen.steps[seen.latest])
+    committed = list_committed_steps(run.path)
+    latest = None if committed.latest is None else Step(committed.steps[committed.latest])
     steps = map_concurrently(run.path.store, list_step, run.steps.values())
     steps = sorted([*steps, *_list_flax_steps(run), *_list_legacy_steps(run)], key=lambda step: step.step)
     names = _names(run) | {step.name for step in steps}
@@ -270,11 +270,11 @@ def listed(run: OrbaxRun) -> RunListing:
     return RunListing(
         str(run.path),
         tuple(steps),
-        seen.latest,
-        None if hindered else seen.latest,
+        committed.latest,
+        None if hindered else committed.latest,
         item,
         hindered,
-        {name: why for name, why in seen.passed_over.items() if name in names},
+        {name: reason for name, reason in committed.passed_over.items() if name in names},
         tuple(entry.name for entry in run.path.entries() if entry.name not in names),
     )
 
@@ -342,19 +342,19 @@ def _resumed_item(step: Step) -> str | None:
 
 def _resume_obstacle(latest: Step, item: str | None, steps: Sequence[StepListing]) -> str:
     """Return why a run does not resume from a step; "" if it does."""
-    listed = next((step for step in steps if step.name == latest.path.name), None)
-    if listed is None or listed.unfinished is not None:
+    latest_listing = next((step for step in steps if step.name == latest.path.name), None)
+    if latest_listing is None or latest_listing.unfinished is not None:
         return "which Orbax considers finished although it is not: loading it fails"
-    if listed.missing_chunks:
+    if latest_listing.missing_chunks:
         is_part = any(is_part_of_a_host(entry.directory) for entry in latest.items)
         others = f": this is one host's part, and {action('assemble')} assembles those of all hosts"
-        return f"which lacks {plural(listed.missing_chunks, 'chunk')} here{others if is_part else ''}"
-    states = [entry.name for entry in listed.items if entry.is_state]
+        return f"which lacks {plural(latest_listing.missing_chunks, 'chunk')} here{others if is_part else ''}"
+    states = [entry.name for entry in latest_listing.items if entry.is_state]
     if states and item not in (None, *states):
         return f"whose optimizer state is in {sample_names(states)}: MaxText restores only {item}"
     if not states:
         loaded = ": MaxText loads it with load_parameters_path"
-        is_maxtext = any(entry.kind.startswith(_MAXTEXT) for entry in listed.items)
+        is_maxtext = any(entry.kind.startswith(_MAXTEXT) for entry in latest_listing.items)
         return f"which has no optimizer state{loaded * is_maxtext}"
     return ""
 
@@ -406,7 +406,7 @@ def _open_all_items(step: Step) -> Tree | None:
     """Open all items of a step as one tree. Returns None if an item cannot be opened."""
     try:
         with suppress_step_warnings():
-            return open_detected(identified(step), ReadOptions(all_items=True))
+            return open_detected(wrap_identified(step), ReadOptions(all_items=True))
     except StorageError:
         raise
     except CheckpointError:
@@ -424,7 +424,7 @@ def list_item(item: OrbaxItem, name: str, step_tree: Tree | None = None) -> Item
     """
     try:
         with suppress_step_warnings():
-            tree = open_detected(identified(item)) if step_tree is None else one_item(step_tree, name)
+            tree = open_detected(wrap_identified(item)) if step_tree is None else one_item(step_tree, name)
     except StorageError:
         raise
     except CheckpointError:
@@ -453,8 +453,8 @@ def list_tree(tree: Tree, name: str, step_tree: Tree | None = None) -> ItemListi
     if has_parameters and all(map(_is_factor, view.of_role("parameter"))):
         kind = "adapter"
     arrays = tree.arrays.values()
-    lacking = missing_chunks(arrays)
-    missing = 0 if lacking is None else lacking.missing
+    gaps = missing_chunks(arrays)
+    missing = 0 if gaps is None else gaps.missing
     nbytes = sum(array.nbytes for array in arrays)
     return ItemListing(name, kind, len(arrays), nbytes, missing, is_state)
 
@@ -470,13 +470,13 @@ def load_step_metrics(step: Location) -> Mapping[str, float] | None:
         FormatError, StorageError: The file is not a JSON object, or cannot be read.
     """
     location = step / METRICS / METRICS
-    return dict(_numbers(read_json(location), "")) if location.is_file() else None
+    return dict(_numeric_metrics(read_json(location), "")) if location.is_file() else None
 
 
-def _numbers(document: Mapping[str, object], above: str) -> Iterator[tuple[str, float]]:
+def _numeric_metrics(document: Mapping[str, object], above: str) -> Iterator[tuple[str, float]]:
     for name, value in document.items():
         if isinstance(value, Mapping):
-            yield from _numbers(value, f"{above}{name}/")
+            yield from _numeric_metrics(value, f"{above}{name}/")
         elif isinstance(value, int | float | str) and not isinstance(value, bool):
             # Integers beyond the range of float64 become infinite. Values that JSON cannot represent, such as
             # an array of one number, are often saved as text.
@@ -510,8 +510,8 @@ def read_deletion(step: Location) -> Deletion | None:
     location = step / RECORD
     if not location.is_file():
         return None
-    declared = read_json(location)
-    item, destination = declared.get("checkpointable_name"), declared.get("destination")
+    document = read_json(location)
+    item, destination = document.get("checkpointable_name"), document.get("destination")
     if not isinstance(item, str) or not item or not isinstance(destination, str | None):
         raise FormatError(
             "not a record of a deletion",

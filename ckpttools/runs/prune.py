@@ -21,14 +21,14 @@ from ckpttools.formats.orbax.owned_files import find_unowned_in_item
 from ckpttools.formats.orbax.steps import IN_PROGRESS, OrbaxItem, OrbaxRun, Step
 from ckpttools.formats.registry import open_tree
 from ckpttools.runs.journal import fingerprint
-from ckpttools.runs.listing import RECORD, RunListing, StepListing, listed, measure_usage
+from ckpttools.runs.listing import RECORD, RunListing, StepListing, list_run, measure_usage
 from ckpttools.runs.policy import Keep
 from ckpttools.stores.base import DirEntry
 from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.location import Location
 
 Fate = Literal["kept", "stripped", "deleted", "left alone"]
-_OF_A_STEP = frozenset((CHECKPOINT_FILE, COMMIT_FILE, RECORD, V1_FILE))
+_STEP_FILES = frozenset((CHECKPOINT_FILE, COMMIT_FILE, RECORD, V1_FILE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class PruneDecision:
         return [item.name for item in self.fates if item.fate == fate]
 
 
-def decided(run: OrbaxRun, keep: Keep, strip_older: bool) -> PruneDecision:
+def decide(run: OrbaxRun, keep: Keep, strip_older: bool) -> PruneDecision:
     """Decide what happens to the steps of a run. Reads indexes and metadata.
 
     Args:
@@ -92,10 +92,10 @@ def decided(run: OrbaxRun, keep: Keep, strip_older: bool) -> PruneDecision:
     # Compute fingerprints first: a step that is saved again after this point counts as another step.
     names = [step.path.name for step in run.steps.values()]
     prints = map_concurrently(run.path.store, lambda name: fingerprint(run.path / name), names)
-    listing = listed(run)
+    listing = list_run(run)
     whole = {item.step: item for item in listing.steps if _incomplete_reason(item) is None}
     if not whole:
-        raise _no_whole_step(listing, run.path)
+        raise _no_complete_step_error(listing, run.path)
     reasons = keep.reasons({number: item.metrics for number, item in whole.items()})
     latest = sorted(whole)[-keep.last :] if keep.last else [max(whole)]
     last = {max(whole): "the last finished step"}
@@ -111,7 +111,10 @@ def decided(run: OrbaxRun, keep: Keep, strip_older: bool) -> PruneDecision:
             why = "it is later than the last finished step"
         if why is not None:
             return _make_fate(each, "left alone", why)
-        kept = (*((last[each.step],) if each.step in last else ()), *reasons[each.step])
+        kept = (
+            *((last[each.step],) if each.step in last else ()),
+            *reasons[each.step],
+        )
         if kept and not (strip_older and each.step not in latest and each.step not in last):
             return _make_fate(each, "kept", ", ".join(kept))
         step = run.steps[each.step]
@@ -130,7 +133,7 @@ def decided(run: OrbaxRun, keep: Keep, strip_older: bool) -> PruneDecision:
     )
 
 
-def _no_whole_step(listing: RunListing, run: Location) -> FormatError:
+def _no_complete_step_error(listing: RunListing, run: Location) -> FormatError:
     """Return the error for a run without a complete step."""
     return FormatError(
         "no step of this run is finished and complete, so none is deleted",
@@ -144,25 +147,25 @@ def _foreign_layout(step: Location) -> str:
     return f"it has the layout of Orbax before {TREE_FILE}" if step.is_dir() else "it is a file of Flax"
 
 
-def _make_fate(each: StepListing, fate: Fate, why: str, frees: int = 0) -> StepFate:
-    return StepFate(each.step, each.name, fate, why, each.nbytes, frees)
+def _make_fate(step: StepListing, fate: Fate, reason: str, frees: int = 0) -> StepFate:
+    return StepFate(step.step, step.name, fate, reason, step.nbytes, frees)
 
 
-def _incomplete_reason(each: StepListing) -> str | None:
+def _incomplete_reason(step: StepListing) -> str | None:
     """Return why a step is not a finished save with a complete tree; None if it is."""
-    if each.unfinished is not None:
-        return each.unfinished
-    if each.deleting is not None:
-        return f"Orbax is deleting its item {each.deleting}, or was interrupted: retry that there"
-    trees = [item for item in each.items if item.arrays or item.kind == "unreadable"]
+    if step.unfinished is not None:
+        return step.unfinished
+    if step.deleting is not None:
+        return f"Orbax is deleting its item {step.deleting}, or was interrupted: retry that there"
+    trees = [item for item in step.items if item.arrays or item.kind == "unreadable"]
     if not trees:
         return "it has no tree"
     broken = [item.name for item in trees if item.kind == "unreadable" or item.missing_chunks]
     return f"{', '.join(broken) or 'its tree'} cannot be read, or lacks chunks" if broken else None
 
 
-def _strip_refusal(each: StepListing) -> str | None:
-    trees = [item for item in each.items if item.arrays]
+def _strip_refusal(step: StepListing) -> str | None:
+    trees = [item for item in step.items if item.arrays]
     if len(trees) != 1 or not trees[0].name:
         return "it is not stripped: only a step with one named tree is"
     return None if trees[0].kind.endswith("training") else "it has no optimizer to strip"
@@ -197,13 +200,13 @@ def _find_unowned(step: Step) -> Iterator[str]:
         location = step.path / entry.name
         if location in items:
             yield from (f"{entry.name}/{name}" for name in _find_unowned_in_item(items[location]))
-        elif entry.is_link or IN_PROGRESS in entry.name or entry.name not in _known(entry, known):
+        elif entry.is_link or IN_PROGRESS in entry.name or entry.name not in _known_names(entry, known):
             yield entry.name
 
 
-def _known(entry: DirEntry, items: set[str]) -> Collection[str]:
+def _known_names(entry: DirEntry, items: set[str]) -> Collection[str]:
     """Return the names that a directory, or a file, of a step may have."""
-    return items if entry.is_dir else _OF_A_STEP
+    return items if entry.is_dir else _STEP_FILES
 
 
 def _find_unowned_in_item(item: OrbaxItem) -> list[str]:
@@ -222,8 +225,8 @@ def commit_texts(run: Location, names: list[str]) -> dict[str, str]:
 
 
 # Depth of the search in directories next to the run: RUN/../other/checkpoints/STEP/ITEM.
-_DEEPEST = 4
-MOST_BESIDE = 20_000
+_MAX_DEPTH = 4
+MAX_LINKS_NEARBY = 20_000
 """Number of directories next to the run to search, nearest first.
 
 Directories beyond this number do not belong to runs.
@@ -239,7 +242,7 @@ def find_links_into(run: Location) -> Mapping[str, tuple[str, ...]]:
     if run.store.scheme != "file":
         return {}
     top, result = run.resolve(), defaultdict(list)
-    for location in chain(_within(run), _beside(run.absolute())):
+    for location in chain(_links_within(run), _nearby_links(run.absolute())):
         target = location.resolve()
         try:
             name = target.relative_to(top).partition("/")[0]
@@ -255,19 +258,19 @@ def _is_inside(location: Location, directory: Location) -> bool:
     return directory.absolute() in location.absolute().parents
 
 
-def _within(directory: Location) -> Iterator[Location]:
+def _links_within(directory: Location) -> Iterator[Location]:
     """Yield all links in a directory and below it."""
     for entry in directory.entries():
         if entry.is_link:
             yield directory / entry.name
         elif entry.is_dir:
-            yield from _within(directory / entry.name)
+            yield from _links_within(directory / entry.name)
 
 
-def _beside(run: Location) -> Iterator[Location]:
+def _nearby_links(run: Location) -> Iterator[Location]:
     """Yield the links in the directory that contains a run, and below it, except for those in the run."""
     waiting = deque([(run.parent, 0)])
-    for _ in range(MOST_BESIDE):
+    for _ in range(MAX_LINKS_NEARBY):
         if not waiting:
             return
         directory, depth = waiting.popleft()
@@ -279,5 +282,5 @@ def _beside(run: Location) -> Iterator[Location]:
             location = directory / entry.name
             if entry.is_link:
                 yield location
-            elif entry.is_dir and depth < _DEEPEST and location != run:
+            elif entry.is_dir and depth < _MAX_DEPTH and location != run:
                 waiting.append((location, depth + 1))

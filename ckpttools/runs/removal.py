@@ -17,7 +17,7 @@ from ckpttools.core.errors import FormatError, StorageError, listing
 from ckpttools.core.message_terms import option
 from ckpttools.formats.orbax.metadata import COMMIT_FILE
 from ckpttools.formats.orbax.steps import DELETING, Step, deletion_marker, has_new_files, unfinished_reason
-from ckpttools.runs.journal import PruneJournal, at_work, fingerprint, plan_of, removing
+from ckpttools.runs.journal import PruneJournal, fingerprint, journal_location, plan_of, store_with_removal
 from ckpttools.stores.abilities import SupportsCacheInvalidation, SupportsRename
 from ckpttools.stores.location import Location
 
@@ -73,10 +73,10 @@ class Removal:
         else:
             self._restore_commit_files()
         deleting = self._names(_DELETING)
-        gone = [name for name in self.journal.delete if not (self.run / name).is_dir() or name in deleting]
+        missing = [name for name in self.journal.delete if not (self.run / name).is_dir() or name in deleting]
         lost = (
-            *(f"{name}: it was already deleted, completely or in part" for name in gone),
-            *(f"{name}: its optimizer was already deleted" for name in self._replaced_by_stripped()),
+            *(f"{name}: it was already deleted, completely or in part" for name in missing),
+            *(f"{name}: its optimizer was already deleted" for name in self._stripped_steps()),
         )
         for name in self._partly_deleted():
             self._delete(name)
@@ -91,11 +91,11 @@ class Removal:
 
     def _partly_deleted(self) -> Iterator[str]:
         """Yield the names of partly deleted steps, except those that were saved again in the meantime."""
-        return (name for name in self._names(_DELETING) if not self._is_saved_again(name))
+        return (name for name in self._names(_DELETING) if not self._was_saved_again(name))
 
-    def _is_saved_again(self, name: str) -> bool:
+    def _was_saved_again(self, name: str) -> bool:
         """Return whether a step in a bucket has a commit file, which is deleted first, or newer files."""
-        location, marker = self.run / name, at_work(self.run, _DELETING, name)
+        location, marker = self.run / name, journal_location(self.run, _DELETING, name)
         if self._renames:
             return False
         if isinstance(location.store, SupportsCacheInvalidation):
@@ -111,7 +111,7 @@ class Removal:
         return (name for name in self.journal.delete if self._is_planned(name))
 
     def _names(self, directory: str) -> list[str]:
-        location = at_work(self.run, directory)
+        location = journal_location(self.run, directory)
         return [entry.name for entry in location.entries()] if location.is_dir() else []
 
     def _is_planned(self, name: str) -> bool:
@@ -119,7 +119,7 @@ class Removal:
         location = self.run / name
         return location.is_dir() and fingerprint(location) == self.journal.delete.get(name)
 
-    def _replaced_by_stripped(self) -> list[str]:
+    def _stripped_steps(self) -> list[str]:
         """Return the names of steps that were replaced by stripped ones."""
         journal = self.journal.stripped
         return [
@@ -133,9 +133,9 @@ class Removal:
         lost = []
         for name in self.journal.keep:
             location = self.run / name
-            why = unfinished_reason(Step(location)) if location.is_dir() else "it does not exist"
-            if why:
-                lost.append(f"{name}: {why}")
+            reason = unfinished_reason(Step(location)) if location.is_dir() else "it does not exist"
+            if reason:
+                lost.append(f"{name}: {reason}")
         if lost:
             raise FormatError(
                 "steps to keep are no longer complete, so no others are deleted" + listing(lost),
@@ -162,26 +162,26 @@ class Removal:
         A name that another step reuses is left alone.
         """
         for name, expected in self.journal.strip.items():
-            step, stripped = self.run / name, at_work(self.run, _STRIPPED, name)
+            step, stripped = self.run / name, journal_location(self.run, _STRIPPED, name)
             if not stripped.is_dir():
                 continue  # The step already has its name, or was never written.
             if step.is_dir():
                 if fingerprint(step) != expected:
                     yield _saved_again(name)
                     continue
-                step.rename(at_work(self.run, _REMOVED, name))
+                step.rename(journal_location(self.run, _REMOVED, name))
             stripped.rename(step)
         for name in self.journal.delete:
             if self._is_planned(name):
-                (self.run / name).rename(at_work(self.run, _REMOVED, name))
+                (self.run / name).rename(journal_location(self.run, _REMOVED, name))
             elif (self.run / name).is_dir():
                 yield _saved_again(name)
 
     def _put_back(self) -> None:
         for name in self._names(_REMOVED):
-            step, removed = self.run / name, at_work(self.run, _REMOVED, name)
+            step, removed = self.run / name, journal_location(self.run, _REMOVED, name)
             if step.is_dir() and fingerprint(step) == self.journal.stripped.get(name):
-                step.rename(at_work(self.run, _STRIPPED, name))
+                step.rename(journal_location(self.run, _STRIPPED, name))
             if step.is_dir():
                 raise StorageError(
                     f"step {name} cannot be restored: another step has its name",
@@ -197,8 +197,8 @@ class Removal:
         for name in self.journal.delete:
             location = self.run / name
             if self._is_planned(name):
-                removing(self.run).remove((location / COMMIT_FILE).key)
-            elif location.is_dir() and (name not in self._names(_DELETING) or self._is_saved_again(name)):
+                store_with_removal(self.run).remove((location / COMMIT_FILE).key)
+            elif location.is_dir() and (name not in self._names(_DELETING) or self._was_saved_again(name)):
                 yield _saved_again(name)
 
     def _find_saved_again(self, deleted: Collection[str], left: Collection[str]) -> Iterator[str]:
@@ -221,9 +221,9 @@ class Removal:
     # Methods for runs on a disk and in a bucket.
 
     def _delete(self, name: str) -> None:
-        store, going = removing(self.run), at_work(self.run, _DELETING, name)
+        store, going = store_with_removal(self.run), journal_location(self.run, _DELETING, name)
         if self._renames:
-            removed = at_work(self.run, _REMOVED, name)
+            removed = journal_location(self.run, _REMOVED, name)
             if removed.is_dir() and not going.is_dir():
                 removed.rename(going)
             store.remove(going.key)
@@ -255,21 +255,21 @@ def check_can_rename(run: Location, names: Iterable[str]) -> None:
         return
     for name in (item for item in names if (run / item).is_dir()):
         try:
-            run.store.check_can_rename((run / name).key, at_work(run, _PROBE).key)
+            run.store.check_can_rename((run / name).key, journal_location(run, _PROBE).key)
         except StorageError as error:
-            here, copy = quote(str(run)), quote(f"{run}.copy")
+            run_path, copy = quote(str(run)), quote(f"{run}.copy")
             hint = (
                 "copy the run to a volume and prune it there; or copy it into the container's own layer: "
-                f"cp -a {here} {copy} && rm -r {here} && mv {copy} {here}"
+                f"cp -a {run_path} {copy} && rm -r {run_path} && mv {copy} {run_path}"
             )
             raise error.at(hint=hint) from error
 
 
 def tidy_all(run: Location) -> None:
     """Remove all files of a finished prune, the journal last."""
-    store = removing(run)
+    store = store_with_removal(run)
     for name in (_STRIPPED, _REMOVED, _DELETING):
-        store.remove(at_work(run, name).key)
+        store.remove(journal_location(run, name).key)
     store.remove(plan_of(run).key)
     tidy(run)
     if isinstance(run.store, SupportsCacheInvalidation):
@@ -278,11 +278,11 @@ def tidy_all(run: Location) -> None:
 
 def tidy(run: Location) -> None:
     """Remove the remains of a prune that ended or was killed before it started, except steps."""
-    location, store = at_work(run), removing(run)
+    location, store = journal_location(run), store_with_removal(run)
     if plan_of(run).exists():
         return
-    store.remove(at_work(run, _STRIPPED).key)
-    if isinstance(run.store, SupportsRename) and at_work(run, _PROBE).exists():
-        store.remove(at_work(run, _PROBE).key)
+    store.remove(journal_location(run, _STRIPPED).key)
+    if isinstance(run.store, SupportsRename) and journal_location(run, _PROBE).exists():
+        store.remove(journal_location(run, _PROBE).key)
     if location.is_dir() and not location.entries():
         store.remove(location.key)

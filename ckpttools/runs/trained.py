@@ -17,7 +17,7 @@ from ckpttools.runs.listing import ItemListing, RunListing, StepListing, list_tr
 from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.location import Location
 
-_TRACKED = re.compile(rf"(?:{TRAINER_STEP.pattern})|(?P<alone>\d{{1,18}})", re.DOTALL)
+_TRACKED_STEP = re.compile(rf"(?:{TRAINER_STEP.pattern})|(?P<alone>\d{{1,18}})", re.DOTALL)
 _TRACKERS = ("latest_checkpointed_iteration.txt", LATEST)
 
 
@@ -27,8 +27,11 @@ def find_trainer_run(location: Location) -> RunListing | None:
     Raises:
         StorageError: The store cannot be read.
     """
-    here = location.absolute()
-    run = next((item.parent for item in (here.parent, here) if TRAINER_STEP.fullmatch(item.name)), here)
+    directory = location.absolute()
+    run = next(
+        (item.parent for item in (directory.parent, directory) if TRAINER_STEP.fullmatch(item.name)),
+        directory,
+    )
     if not run.is_dir():
         return None
     locations = find_trainer_steps(run)
@@ -59,7 +62,7 @@ def _read_tracker(run: Location) -> tuple[str, int | None]:
     """Return the name of the tracker file and the step to resume from; "" and None if there is no file."""
     for name in _TRACKERS:
         if (run / name).is_file():
-            match = _TRACKED.fullmatch(text_in(run / name))
+            match = _TRACKED_STEP.fullmatch(text_in(run / name))
             return name, int(match["number"] or match["alone"]) if match else None
     return "", None
 
@@ -67,7 +70,7 @@ def _read_tracker(run: Location) -> tuple[str, int | None]:
 def _list_step(step: Location) -> StepListing:
     match, usage = TRAINER_STEP.fullmatch(step.name) or PLAIN_STEP.fullmatch(step.name), measure_usage(step)
     result = find_in_step(step)
-    items, wrong = list[ItemListing](), list[str]()
+    items, errors = list[ItemListing](), list[str]()
     for name, detected in result.items():
         try:
             items.append(list_tree(open_detected(detected, ReadOptions(with_optimizer=True)), name))
@@ -75,8 +78,8 @@ def _list_step(step: Location) -> StepListing:
             raise
         except CheckpointError as error:
             items.append(ItemListing(name, "unreadable"))
-            wrong.append(f"{name}: {error.raw.line}" if name else error.raw.line)
-    unfinished = "; ".join(wrong) if result else "it has no readable checkpoint"
+            errors.append(f"{name}: {error.raw.line}" if name else error.raw.line)
+    unfinished = "; ".join(errors) if result else "it has no readable checkpoint"
     return StepListing(
         int(match["number"]) if match else 0,
         step.name,

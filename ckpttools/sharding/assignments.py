@@ -170,8 +170,8 @@ def is_abstract(sharding: Any) -> bool:
 
 def _default_device() -> jax.Device:
     config: Any = jax.config
-    chosen = config.jax_default_device
-    return chosen if isinstance(chosen, jax.Device) else jax.local_devices()[0]
+    device = config.jax_default_device
+    return device if isinstance(device, jax.Device) else jax.local_devices()[0]
 
 
 def _number_type(dtype: DType) -> type:
@@ -199,7 +199,7 @@ class ArrayTarget:
     @cached_property
     def homes(self) -> tuple[tuple[jax.Device, Shape], ...]:
         """The devices of this process, with the grid index of the part on each."""
-        return _homes(self.sharding, self.shape, self.part)
+        return _device_parts(self.sharding, self.shape, self.part)
 
     @cached_property
     def part(self) -> Shape:
@@ -227,7 +227,7 @@ class ArrayTarget:
 
 
 @lru_cache(maxsize=1024)
-def _homes(
+def _device_parts(
     sharding: jax.sharding.Sharding, shape: Shape, part: Shape
 ) -> tuple[tuple[jax.Device, Shape], ...]:
     # Cached because all layers have the same result.
@@ -246,11 +246,13 @@ def device_arrays(built: Sequence[tuple[ArrayTarget, Parts]]) -> Iterator[jax.Ar
     locations: list[jax.sharding.Sharding] = []
     counts: list[int] = []
     for target, parts in built:
-        homes = target.homes
+        device_parts = target.homes
         kind = target.sharding.memory_kind
-        buffers += [parts[cell].view(target.dtype.numpy) for _, cell in homes]
-        locations += [jax.sharding.SingleDeviceSharding(device, memory_kind=kind) for device, _ in homes]
-        counts.append(len(homes))
+        buffers += [parts[cell].view(target.dtype.numpy) for _, cell in device_parts]
+        locations += [
+            jax.sharding.SingleDeviceSharding(device, memory_kind=kind) for device, _ in device_parts
+        ]
+        counts.append(len(device_parts))
     singles = iter(jax.device_put(buffers, locations) if buffers else [])
     for (target, _), count in zip(built, counts, strict=True):
         own = [next(singles) for _ in range(count)]
@@ -277,6 +279,6 @@ class Batches:
 
     def flush(self) -> Iterator[tuple[int, jax.Array]]:
         """Yield the remaining arrays."""
-        numbers, built = self._indices, self._arrays
+        numbers, result = self._indices, self._arrays
         self._indices, self._arrays, self._parts = [], [], 0
-        yield from zip(numbers, device_arrays(built), strict=True)
+        yield from zip(numbers, device_arrays(result), strict=True)

@@ -120,24 +120,24 @@ class DistributedSave:
         """
         started = time.monotonic()
         processes = self.processes
-        processes.run_in_all("begun", self._in_process_0(self.check))
+        processes.run_in_all("begun", self._only_in_process_0(self.check))
         _agree_on_versions(self.plan.tree, processes)
         assigned = _assign_tasks(self.plan, processes.count)
         own = fingerprint(assigned.plan, self.writer)
         _check_same(f"{own} {self.destination.absolute()}", processes)
         processes.run_in_all(
-            "prepared", self._in_process_0(lambda: self._prepare(own, assigned.plan.layout.nbytes))
+            "prepared", self._only_in_process_0(lambda: self._prepare(own, assigned.plan.layout.nbytes))
         )
-        built = processes.run_in_all("written", lambda: self._part(assigned, own))
+        result = processes.run_in_all("written", lambda: self._part(assigned, own))
         receipt = processes.run_in_all(
-            "published", self._in_process_0(lambda: self._publish(assigned.plan, own))
+            "published", self._only_in_process_0(lambda: self._publish(assigned.plan, own))
         )
         if receipt is None:
-            return _receipt(assigned.plan, built, self.destination, time.monotonic() - started)
+            return _receipt(assigned.plan, result, self.destination, time.monotonic() - started)
         # The last steps count all tasks as resumed, including those of this save.
-        return replace(receipt, tasks_resumed=built.tasks_resumed, bytes_resumed=built.bytes_resumed)
+        return replace(receipt, tasks_resumed=result.tasks_resumed, bytes_resumed=result.bytes_resumed)
 
-    def _in_process_0(self, do: Callable[[], T]) -> Callable[[], T | None]:
+    def _only_in_process_0(self, do: Callable[[], T]) -> Callable[[], T | None]:
         """Return the function in process 0, and a function without effect in other processes."""
         return do if self.processes.number == 0 else lambda: None
 
@@ -172,13 +172,13 @@ class DistributedSave:
 
 def _agree_on_versions(tree: Tree, processes: Processes) -> None:
     """Give arrays the same versions in all processes; the versions follow from those of process 0."""
-    held = list(holders(tree))
+    local_holders = list(holders(tree))
 
     def token() -> str:
-        return hashlib.sha256("\n".join(item.version for item in held).encode()).hexdigest()
+        return hashlib.sha256("\n".join(item.version for item in local_holders).encode()).hexdigest()
 
     agreed = processes.from_first("version", token)
-    for number, item in enumerate(held):
+    for number, item in enumerate(local_holders):
         if isinstance(item, ShardHolder):
             item.version = f"{agreed} {number}"
 
@@ -269,18 +269,18 @@ def _task(path: Path, array: LazyArray, region: Region) -> Task:
     return Task(path, region, nbytes, nbytes, array.first_byte(region))
 
 
-def _receipt(plan: Plan, built: PartReceipt, destination: Location, seconds: float) -> Receipt:
+def _receipt(plan: Plan, receipt: PartReceipt, destination: Location, seconds: float) -> Receipt:
     return Receipt(
         destination,
         len(plan.tree.arrays),
         len(plan.tasks),
-        built.tasks_resumed,
-        built.bytes_out,
-        built.bytes_out,
-        built.bytes_resumed,
+        receipt.tasks_resumed,
+        receipt.bytes_out,
+        receipt.bytes_out,
+        receipt.bytes_resumed,
         seconds,
-        built.peak_bytes,
-        traffic=built.traffic,
+        receipt.peak_bytes,
+        traffic=receipt.traffic,
     )
 
 
@@ -291,7 +291,7 @@ def _receipt(plan: Plan, built: PartReceipt, destination: Location, seconds: flo
 #
 # This limit applies per task. Shards of 64 processes along one axis give 64 regions, and some more if shard
 # boundaries are not at multiples of a half.
-_MOST_PIECES = 1024
+_MAX_PIECES = 1024
 Piece: TypeAlias = tuple[int, Region]
 
 
@@ -314,12 +314,12 @@ class RegionAssigner:
         owners = _Owners(array)
         result = self._known_pieces.get((array.shape, region), ())
         if not result or any(owners.owner(piece) != process for process, piece in result):
-            result = _cut(path, owners, region)
+            result = _split_region(path, owners, region)
             self._known_pieces[array.shape, region] = result
         return result
 
 
-def _cut(path: Path, owners: _Owners, region: Region) -> Sequence[Piece]:
+def _split_region(path: Path, owners: _Owners, region: Region) -> Sequence[Piece]:
     result: list[Piece] = []
     rest = [region]
     while rest:
@@ -329,7 +329,7 @@ def _cut(path: Path, owners: _Owners, region: Region) -> Sequence[Piece]:
             result.append((process, piece))
         else:
             rest.extend(reversed(owners.halves(piece)))
-        if (process is None and piece.size == 1) or len(result) + len(rest) > _MOST_PIECES:
+        if (process is None and piece.size == 1) or len(result) + len(rest) > _MAX_PIECES:
             raise UsageError(
                 "no process has enough of an array's inputs",
                 location=keystr(path),

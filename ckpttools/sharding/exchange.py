@@ -18,7 +18,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from ckpttools.core.dtypes import DType
 from ckpttools.core.region import Region
 from ckpttools.sharding.assignments import ArrayTarget
-from ckpttools.sharding.fetch_plan import Homes, Stretches, first_homes, shards_from_boxes
+from ckpttools.sharding.fetch_plan import Homes, Stretches, first_readers, shards_from_boxes
 from ckpttools.sharding.mesh import mesh_axes, spec_from_entries, to_partition_spec
 from ckpttools.sharding.scatter import Parts
 from ckpttools.sharding.shards import Shards
@@ -26,7 +26,7 @@ from ckpttools.sharding.shards import Shards
 _PROCESS, _DEVICE = "process", "device"
 
 
-def homes_of(target: ArrayTarget) -> Homes:
+def regions_of(target: ArrayTarget) -> Homes:
     """Return the regions of an array on the devices of each process."""
     result: dict[int, list[Region]] = {}
     placed: Mapping[Any, Any] = target.sharding.devices_indices_map(target.shape)
@@ -83,8 +83,8 @@ def exchange_parts(parts: Parts, read: ArrayTarget, target: ArrayTarget) -> jax.
 
 def first_replicas(target: ArrayTarget) -> Shards:
     """Return the parts that this process reads for all: those that no earlier process needs."""
-    mine = first_homes(homes_of(target)).get(jax.process_index(), [])
-    return Shards(target.shape, target.part, shards_from_boxes(target.shape, mine).local)
+    local_regions = first_readers(regions_of(target)).get(jax.process_index(), [])
+    return Shards(target.shape, target.part, shards_from_boxes(target.shape, local_regions).local)
 
 
 def broadcast_parts(parts: Parts, target: ArrayTarget) -> jax.Array:
@@ -110,8 +110,8 @@ def broadcast_parts(parts: Parts, target: ArrayTarget) -> jax.Array:
     for device, cell in target.homes:
         own = left.pop(cell, None)
         buffers.append(jax.device_put((zeros if own is None else own)[None], device))
-    whole = jax.make_array_from_single_device_arrays((count, *target.shape), above, buffers)
-    return _to_target(_summer(carrier, auto)(whole), target)
+    global_array = jax.make_array_from_single_device_arrays((count, *target.shape), above, buffers)
+    return _to_target(_summer(carrier, auto)(global_array), target)
 
 
 def _global_array(parts: Parts, read: ArrayTarget) -> jax.Array:

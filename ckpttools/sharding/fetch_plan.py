@@ -58,11 +58,11 @@ def shards_from_boxes(shape: Shape, boxes: Iterable[Region]) -> Shards:
     return Shards(shape, part, tuple(cells))
 
 
-def estimate_reads(array: LazyArray, homes: Homes) -> FetchPlan:
+def estimate_reads(array: LazyArray, regions: Homes) -> FetchPlan:
     """Return the average bytes that a process fetches for itself, estimated from a sample of processes."""
     local = [
-        LocalParts(array, shards_from_boxes(array.shape, homes[item]))
-        for item in sample_processes(list(homes))
+        LocalParts(array, shards_from_boxes(array.shape, regions[item]))
+        for item in sample_processes(list(regions))
     ]
     needed = sum(item.stored_bytes for item in local)
     return FetchPlan(needed // len(local), projected_cost(local, PIECE_BYTES).nbytes // len(local))
@@ -136,9 +136,9 @@ def _stretch_choices(shape: Shape, processes: int, devices: int) -> Iterator[Str
             yield Stretches(first, second)
 
 
-def choose_way(
+def choose_read_mode(
     array: LazyArray,
-    homes: Homes,
+    regions: Homes,
     *,
     processes: int,
     devices: int | None,
@@ -157,11 +157,11 @@ def choose_way(
         max_over_read: Ratio of read to needed bytes above which processes exchange.
         single_replica: Whether one process reads for all processes that need the same part.
     """
-    own = estimate_reads(array, homes)
+    own = estimate_reads(array, regions)
     if processes == 1 or prod(array.shape) == 0:
         return "direct", None, own
-    if single_replica and is_shared(homes):
-        return "broadcast", None, estimate_reads(array, first_homes(homes))
+    if single_replica and is_shared(regions):
+        return "broadcast", None, estimate_reads(array, first_readers(regions))
     if own.over_read <= max_over_read or devices is None:
         return "direct", None, own
     result = best_stretches(array, processes, devices)
@@ -170,20 +170,20 @@ def choose_way(
     return "exchange", *result
 
 
-def is_shared(homes: Homes) -> bool:
+def is_shared(regions: Homes) -> bool:
     """Return whether every region is needed by several processes."""
     holders: dict[Region, set[int]] = {}
-    for process, boxes in homes.items():
+    for process, boxes in regions.items():
         for box in boxes:
             holders.setdefault(box, set()).add(process)
     return all(len(holder) > 1 for holder in holders.values())
 
 
-def first_homes(homes: Homes) -> Homes:
+def first_readers(regions: Homes) -> Homes:
     """Assign each region to the first process that needs it, and omit processes that read nothing."""
     seen: set[Region] = set()
     result: dict[int, list[Region]] = {}
-    for process, boxes in homes.items():
+    for process, boxes in regions.items():
         own = [box for box in dict.fromkeys(boxes) if box not in seen]
         seen.update(own)
         if own:

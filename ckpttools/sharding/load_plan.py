@@ -19,11 +19,11 @@ from ckpttools.sharding.assignments import ArrayTarget, Assignment
 from ckpttools.sharding.exchange import (
     devices_per_process,
     first_replicas,
-    homes_of,
     is_movable,
+    regions_of,
     stretch_target,
 )
-from ckpttools.sharding.fetch_plan import Way, choose_way, projected_cost
+from ckpttools.sharding.fetch_plan import Way, choose_read_mode, projected_cost
 from ckpttools.sharding.load_request import Request
 from ckpttools.sharding.scatter import Parts
 from ckpttools.sharding.shards import LocalParts, Shards
@@ -172,12 +172,12 @@ def plan_load(expected: Request, sharing: ReadSharing, *, memory: int, notes: No
         staging=staged,
         memory=memory,
         notes=notes + expected.notes,
-        array_list=tuple(map(_loaded_array, routes)),
+        array_list=tuple(map(_describe_route, routes)),
         routes=routes,
     )
 
 
-def _loaded_array(route: Route) -> LoadedArray:
+def _describe_route(route: Route) -> LoadedArray:
     target = route.leaf.target
     sharding = target.sharding
     text = str(sharding.spec) if isinstance(sharding, jax.sharding.NamedSharding) else str(sharding)
@@ -188,27 +188,27 @@ def _route(leaf: Assignment, sharing: ReadSharing, room: int) -> Route:
     """Decide how an array is read. The result is the same in all processes."""
     target = leaf.target
     direct = LocalParts(leaf.array, target.shards, leaf.name)
-    homes = homes_of(target) if jax.process_count() > 1 and is_movable(target) else {}
+    regions = regions_of(target) if jax.process_count() > 1 and is_movable(target) else {}
     # Processes can move an array together only if each of them has a part of it.
-    if len(homes) < max(2, jax.process_count()):
+    if len(regions) < max(2, jax.process_count()):
         return Route(leaf, "direct", direct, direct)
     devices = devices_per_process(target)
-    way, cut, _ = choose_way(
+    mode, cut, _ = choose_read_mode(
         leaf.array,
-        homes,
+        regions,
         processes=jax.process_count(),
         max_over_read=sharing.max_over_read,
         single_replica=sharing.single_replica,
         devices=devices,
     )
-    if way == "broadcast":
-        return Route(leaf, way, LocalParts(leaf.array, first_replicas(target), leaf.name), direct)
-    if way == "exchange" and cut is not None and devices is not None:
+    if mode == "broadcast":
+        return Route(leaf, mode, LocalParts(leaf.array, first_replicas(target), leaf.name), direct)
+    if mode == "exchange" and cut is not None and devices is not None:
         read = stretch_target(target, cut, devices)
         local = LocalParts(leaf.array, read.shards, leaf.name)
         # A stretch that does not fit next to the result is read directly, in regions, despite over-reading.
         if local.nbytes <= room:
-            return Route(leaf, way, local, direct, read)
+            return Route(leaf, mode, local, direct, read)
     return Route(leaf, "direct", direct, direct)
 
 
@@ -256,8 +256,8 @@ def group_routes(routes: Sequence[Route], room: int) -> Iterator[list[Route]]:
 def join_reads(routes: Sequence[Route]) -> list[JointRead]:
     """Join arrays that read the same bytes. Exchanged arrays keep their order and are not joined."""
     own = [number for number, route in enumerate(routes) if route.way == "direct"]
-    built = join_arrays([routes[number].local for number in own])
-    direct = [JointRead(item.local, tuple(own[member] for member in item.members)) for item in built]
+    result = join_arrays([routes[number].local for number in own])
+    direct = [JointRead(item.local, tuple(own[member] for member in item.members)) for item in result]
     others = [
         JointRead(route.local, (number,)) for number, route in enumerate(routes) if route.way != "direct"
     ]
@@ -300,11 +300,11 @@ def join_arrays(local: Sequence[LocalParts]) -> list[JointRead]:
     sources: dict[Hashable, LazyArray] = {}
     known: dict[int, tuple[LazyArray, Hashable]] = {}
     for number, item in enumerate(local):
-        whole = _taken_source(item.array) if item.shards.size else None
-        if whole is None:
+        joint_source = _taken_source(item.array) if item.shards.size else None
+        if joint_source is None:
             result[number] = [(0, number)]
             continue
-        source, index = whole
+        source, index = joint_source
         # Layers are mostly coordinates of one array: describe that array once, and keep it alive because its
         # id is the key.
         known.setdefault(id(source), (source, _structure_key(source)))
@@ -344,7 +344,7 @@ def _taken_source(array: LazyArray) -> tuple[LazyArray, int] | None:
         return array.source, array.index
     if not isinstance(array, Stack):
         return None
-    result = [whole for part in array.parts if (whole := _taken_source(part)) is not None]
+    result = [part_source for part in array.parts if (part_source := _taken_source(part)) is not None]
     indices = {index for _, index in result}
     if len(result) < len(array.parts) or len(indices) > 1:
         return None

@@ -11,7 +11,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import option
 from ckpttools.core.region import Region, Shape, grid_index
-from ckpttools.sharding.fetch_plan import FetchPlan, Homes, Way, choose_way, sample_processes
+from ckpttools.sharding.fetch_plan import FetchPlan, Homes, Way, choose_read_mode, sample_processes
 from ckpttools.sharding.mesh import MeshShape, Spec, shard_counts, shard_shape
 
 # This is also the default of `ckpttools.load`.
@@ -103,43 +103,43 @@ class _ReadTotals:
 
     def __post_init__(self) -> None:
         # A model has few distinct shapes, and each shape needs a region for every device of the mesh.
-        self._homes = cache(partial(homes_on_mesh, mesh=self.mesh, processes=self.processes))
+        self._homes = cache(partial(regions_on_mesh, mesh=self.mesh, processes=self.processes))
 
     def add(self, array: LazyArray, spec: Spec) -> None:
         """Add the reads of an array."""
-        homes = self._homes(array.shape, spec)
-        some = {process: homes[process] for process in sample_processes(range(self.processes))}
-        way, result = self._way(array, some, float("inf"))
+        regions = self._homes(array.shape, spec)
+        some = {process: regions[process] for process in sample_processes(range(self.processes))}
+        mode, result = self._way(array, some, float("inf"))
         self.alone += result
         if result.over_read > MAX_OVER_READ:
-            way, result = self._way(array, some, MAX_OVER_READ)
+            mode, result = self._way(array, some, MAX_OVER_READ)
         self.together += result
-        self.exchanged += way == "exchange"
-        way, result = self._way(array, homes, MAX_OVER_READ, single_replica=True)
+        self.exchanged += mode == "exchange"
+        mode, result = self._way(array, regions, MAX_OVER_READ, single_replica=True)
         self.single += result
-        self.broadcast += way == "broadcast"
+        self.broadcast += mode == "broadcast"
 
     def _way(
-        self, array: LazyArray, homes: Homes, limit: float, *, single_replica: bool = False
+        self, array: LazyArray, regions: Homes, limit: float, *, single_replica: bool = False
     ) -> tuple[Way, FetchPlan]:
-        way, _, result = choose_way(
+        mode, _, result = choose_read_mode(
             array,
-            homes,
+            regions,
             processes=self.processes,
             devices=self.mesh.size // self.processes,
             max_over_read=limit,
             single_replica=single_replica,
         )
-        return way, result
+        return mode, result
 
 
-def homes_on_mesh(shape: Shape, spec: Spec, mesh: MeshShape, processes: int) -> Homes:
+def regions_on_mesh(shape: Shape, spec: Spec, mesh: MeshShape, processes: int) -> Homes:
     """Return the regions of an array on the devices of each process."""
-    whole = drop_uneven_axes(shape, spec, mesh)
-    part = shard_shape(shape, whole, mesh)
+    even_spec = drop_uneven_axes(shape, spec, mesh)
+    part = shard_shape(shape, even_spec, mesh)
     devices = mesh.size // processes
     return {
-        process: [_box(part, whole, mesh, process * devices + device) for device in range(devices)]
+        process: [_box(part, even_spec, mesh, process * devices + device) for device in range(devices)]
         for process in range(processes)
     }
 

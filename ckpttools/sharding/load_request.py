@@ -22,7 +22,7 @@ from ckpttools.core.errors import (
     UncutArraysWarning,
     UsageError,
     listing,
-    near_names,
+    similar_names,
 )
 from ckpttools.core.message_terms import option
 from ckpttools.core.notes import Notes
@@ -130,7 +130,7 @@ def _match_leaves(
     if unread:
         names = sample_names(map(keystr, unread))
         remarks.append(f"not requested: {array_count(unread)} of the checkpoint, {names}")
-    problems = [*_missing(result.missing, tree), *_kind_mismatches(matched, tree)]
+    problems = [*_missing_lines(result.missing, tree), *_kind_mismatches(matched, tree)]
     if result.others:
         locations = " and ".join(map(keystr, result.others))
         name = keystr(template.leaves[0].path)
@@ -161,10 +161,10 @@ def _template_filler(template: TreeTemplate, texts: Mapping[Path, str]) -> Calla
     return fill
 
 
-def _missing(paths: Sequence[Path], tree: Tree) -> Iterator[str]:
+def _missing_lines(paths: Sequence[Path], tree: Tree) -> Iterator[str]:
     known = [keystr(path) for path in tree.arrays]
     for number, path in enumerate(paths):
-        near = near_names(keystr(path), known, 1) if number < _MAX_SUGGESTIONS else []
+        near = similar_names(keystr(path), known, 1) if number < _MAX_SUGGESTIONS else []
         yield f"{keystr(path)}: does not exist" + (f"; did you mean {near[0]}?" if near else "")
 
 
@@ -202,10 +202,10 @@ def _cast(tree: Tree, pairs: Sequence[tuple[Path, ExpectedLeaf]], dtype: DType |
     differing = {path: (array, expected) for path, array, expected in both if array.dtype != expected}
     # The transform handles integers and arrays that may be quantized.
     if all(_is_plain(array.dtype) and expected.is_of_weights for array, expected in differing.values()):
-        built = {path: cast(array, expected) for path, (array, expected) in differing.items()}
+        result = {path: cast(array, expected) for path, (array, expected) in differing.items()}
         kinds = {(array.dtype, expected): array for array, expected in differing.values()}
         notes = [note for (_, expected), array in kinds.items() for note in cast_notes({"": array}, expected)]
-        return Transformed(Tree({**tree.leaves, **built}, tree.metadata), Notes(tuple(notes)))
+        return Transformed(Tree({**tree.leaves, **result}, tree.metadata), Notes(tuple(notes)))
     return CastMap({keystr(path): expected for path, (_, expected) in differing.items()})(tree)
 
 
@@ -343,7 +343,7 @@ def match(
     choices = _best_choices([name for _, name in names], paths)
     if len(choices) > 1:
         choices = [
-            choice for choice in choices if all(map(is_parameter, _found_paths(choice, paths)))
+            choice for choice in choices if all(map(is_parameter, _matching_paths(choice, paths)))
         ] or choices
     best = choices[0]
     result = dict(zip(expected, best.names, strict=True))
@@ -351,7 +351,7 @@ def match(
     unread = tuple(
         path for name, path in paths.items() if name[: len(below)] == below and name not in reached
     )
-    firsts = [path for choice in choices for path in _found_paths(choice, paths)[:1]]
+    firsts = [path for choice in choices for path in _matching_paths(choice, paths)[:1]]
     return Match(
         {path: paths[name] for path, name in result.items() if name in paths},
         tuple(path for path, name in result.items() if name not in paths),
@@ -373,7 +373,7 @@ class _Choice(NamedTuple):
     names: tuple[Name, ...]
 
 
-def _found_paths(choice: _Choice, paths: Mapping[Name, Path]) -> list[Path]:
+def _matching_paths(choice: _Choice, paths: Mapping[Name, Path]) -> list[Path]:
     return [paths[name] for name in choice.names if name in paths]
 
 
@@ -397,11 +397,11 @@ def _best_choices(names: Sequence[Name], paths: Mapping[Name, Path]) -> list[_Ch
     # Different keys can lead to the same names.
     choices: dict[tuple[Name, ...], _Choice] = {}
     for below, above in sorted(locations, key=lambda location: (location[1], len(location[0]))):
-        built = tuple(below + name[above:] for name in names)
-        choices.setdefault(built, _Choice(below, built))
-    counts = {built: sum(name in paths for name in built) for built in choices}
+        result = tuple(below + name[above:] for name in names)
+        choices.setdefault(result, _Choice(below, result))
+    counts = {result: sum(name in paths for name in result) for result in choices}
     limit = max(counts.values())
-    best = [choice for built, choice in choices.items() if counts[built] == limit]
+    best = [choice for result, choice in choices.items() if counts[result] == limit]
     return [as_they_are] if as_they_are in best else best
 
 

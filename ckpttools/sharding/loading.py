@@ -208,7 +208,7 @@ def _with_progress(
 def _warn_lost_values(lost: Mapping[str, Mapping[str, float]]) -> None:
     """Warn about values that changed in a cast; docs/transforms.md explains the terms."""
     lines = [
-        f"{name}: {', '.join(f'{count:,} {what}' for what, count in counts.items())}"
+        f"{name}: {', '.join(f'{count:,} {loss}' for loss, count in counts.items())}"
         for name, counts in lost.items()
     ]
     if lines:
@@ -264,9 +264,9 @@ def _synchronize_reads(
 
 def _parts(routes: Sequence[Route], reading: ReadResources) -> Iterator[tuple[int, Parts]]:
     """Yield the parts of each route, with its index."""
-    built = join_reads(routes)
-    for number, parts in reorder(read_parts([item.local for item in built], reading)):
-        yield from built[number].split(parts)
+    result = join_reads(routes)
+    for number, parts in reorder(read_parts([item.local for item in result], reading)):
+        yield from result[number].split(parts)
 
 
 def _assemble(route: Route, parts: Parts) -> jax.Array:

@@ -147,11 +147,11 @@ class Processes(Service):
         """Run a function in each process and return its local result; raises the errors of `check_all`."""
         error: BaseException | None = None
         try:
-            built = do()
+            result = do()
         except BaseException as raised:
             error = raised
         self.check_all(topic, error)
-        return built
+        return result
 
     def check_all(self, topic: str, error: BaseException | None) -> None:
         """Wait until all processes have finished a step.
@@ -165,30 +165,30 @@ class Processes(Service):
             OtherProcessError: Another process failed. The message names it.
         """
         declared = self.gather(topic, "" if error is None else _message(error))
-        wrong = self.from_first(
+        failure = self.from_first(
             f"{topic} in all",
             lambda: "\n".join(f"process {number}: {text}" for number, text in enumerate(declared) if text),
         )
         if error is not None:
             raise error
-        if wrong:
+        if failure:
             raise OtherProcessError(
                 "another process could not do its part",
-                got=wrong,
+                got=failure,
                 hint="read the error of that process",
             )
 
     def check_same(self, topic: str, declared: str) -> None:
         """Raise OtherProcessError if the processes do not pass the same text."""
         every = self.gather(topic, declared)
-        wrong = self.from_first(
+        difference = self.from_first(
             f"{topic} compared",
             lambda: ", ".join(str(number) for number, item in enumerate(every) if item != every[0]),
         )
-        if wrong:
+        if difference:
             raise OtherProcessError(
                 f"the processes of the job do not have the same {topic}",
-                got=f"process {wrong} differs from process 0",
+                got=f"process {difference} differs from process 0",
                 hint="make the same call in all of them, with the same memory and the same checkpoint",
             )
 
@@ -237,9 +237,9 @@ def join_job(coordinator: str | None = None, process: Part | None = None) -> Ser
     from jax._src import distributed
 
     if current_client() is None:
-        if process is None and (wrong := invalid_process_numbers()):
+        if process is None and (problem := invalid_process_numbers()):
             # JAX would wait for minutes for processes that do not exist.
-            raise _not_in_job_error(wrong)
+            raise _not_in_job_error(problem)
         try:
             jax.distributed.initialize(
                 coordinator,
@@ -311,7 +311,7 @@ def abandon_job(job: Service) -> None:
     state.client = state.service = None
 
 
-def mark_gone(job: Service, number: int) -> None:
+def mark_lost(job: Service, number: int) -> None:
     """Mark another process as gone, so that no process waits for it to leave."""
     replace(job, number=number).set_status(_AWAY, "yes")
 

@@ -21,7 +21,7 @@ from typing import Any
 from ckpttools.array.patterns import first_match
 from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import FormatError, MappingError, UsageError, did_you_mean, near_names
+from ckpttools.core.errors import FormatError, MappingError, UsageError, did_you_mean, similar_names
 from ckpttools.core.message_terms import action
 from ckpttools.core.text import array_count, sample_names
 from ckpttools.formats.json_file import parse_json
@@ -64,7 +64,7 @@ class Rules:
             require_axes((needed,), mesh, f"{self.name}: {logical}")
         for axis in sorted(mesh.axes.keys() - self._mesh_axes - self.absent):
             expected = self.absent if self.is_closed else self._mesh_axes - mesh.axes.keys()
-            near = near_names(axis, expected, 1)
+            near = similar_names(axis, expected, 1)
             if near or self.is_closed:
                 raise UsageError(
                     "these rules do not know an axis of the mesh",
@@ -104,7 +104,7 @@ class Rules:
         pattern = first_match(path, (item for item, _ in self.arrays))
         if pattern is not None:
             return next(spec for item, spec in self.arrays if item == pattern)
-        result = _by_axes(self.axes, axes)
+        result = _spec_from_axes(self.axes, axes)
         # Mesh axes of length one shard nothing, so MaxText leaves them out as well.
         return tuple(tuple(name for name in entry if mesh.axes.get(name, 1) > 1) for entry in result)
 
@@ -117,7 +117,7 @@ class Rules:
 
 
 @lru_cache(maxsize=1024)
-def _by_axes(rules: tuple[tuple[str, tuple[str, ...]], ...], axes: AxisNames) -> Spec:
+def _spec_from_axes(rules: tuple[tuple[str, tuple[str, ...]], ...], axes: AxisNames) -> Spec:
     # Cached because all layers have the same result.
     known = {logical for logical, _ in rules}
     names = [
@@ -349,6 +349,6 @@ class AppliedRules:
         known = {logical for logical, _ in self.rules.axes}
         of_others = (names for other in others for names in other.axes)
         axes = {"/".join(names) for names in of_others if names and known.isdisjoint(names)}
-        declared = f"; logical axes without a rule: {', '.join(sorted(axes))}" if axes else ""
-        listed = sample_names([keystr(other.path) for other in others])
-        yield f"{array_count(others)} match no sharding rule and will be replicated: {listed}{declared}"
+        text = f"; logical axes without a rule: {', '.join(sorted(axes))}" if axes else ""
+        names_text = sample_names([keystr(other.path) for other in others])
+        yield f"{array_count(others)} match no sharding rule and will be replicated: {names_text}{text}"

@@ -90,7 +90,7 @@ class OwnedWriter:
                 hint="save as orbax, then convert it; or save to a directory that all processes see",
             )
         placements = {
-            path: _within_shards(path, tree.arrays[path], item, limit)
+            path: _fit_chunks_to_shards(path, tree.arrays[path], item, limit)
             for path, item in result.placements.items()
         }
         if self.streams is None:
@@ -128,7 +128,7 @@ def owned_chunks(array: LazyArray, placement: Placement) -> Iterator[tuple[int, 
         yield starts[tuple(i * chunk // length * length for i, chunk, length in cell)], index
 
 
-def _within_shards(path: Path, array: LazyArray, placement: Placement, limit: int) -> Placement:
+def _fit_chunks_to_shards(path: Path, array: LazyArray, placement: Placement, limit: int) -> Placement:
     """Return the placement with each chunk within one shard."""
     boxes = {region.shape for region in owners_of(array)}
     if len(boxes) > 1:
@@ -206,7 +206,9 @@ def keep_shardings(writer: Writer, tree: Tree) -> Writer:
     for path, array in tree.arrays.items():
         holder = array.holder if isinstance(array, InMemoryArray) else None
         sharding = holder.sharding if isinstance(holder, ShardHolder) and array.size else None
-        stored = None if sharding is None or path in tree.metadata.key_impls else _stored_sharding(sharding)
+        stored = (
+            None if sharding is None or path in tree.metadata.key_impls else _to_stored_sharding(sharding)
+        )
         if sharding is not None and stored is not None:
             shard = tuple(sharding.shard_shape(array.shape))
             chunks[path] = mesh_chunk(array.shape, shard, array.dtype.itemsize, ())
@@ -214,7 +216,7 @@ def keep_shardings(writer: Writer, tree: Tree) -> Writer:
     return replace(writer, chunks=GivenChunks(exact=chunks), shardings=shardings)
 
 
-def _stored_sharding(sharding: jax.sharding.Sharding) -> Sharding | None:
+def _to_stored_sharding(sharding: jax.sharding.Sharding) -> Sharding | None:
     """Return the sharding in stored form; None if it has no mesh or an unspecified axis."""
     import jax
 

@@ -72,12 +72,12 @@ def copy_holders(tree: Tree) -> Tree:
     """Return the tree with new holders of the same elements, so that the user's holders stay unchanged."""
     if not any(holders(tree)):
         return tree
-    built: dict[int, InMemoryArray] = {}
+    result: dict[int, InMemoryArray] = {}
 
     def renew(array: LazyArray) -> LazyArray:
         if not isinstance(array, InMemoryArray) or not isinstance(array.holder, ShardHolder):
             return array
-        return built.setdefault(id(array.holder), replace(array, holder=array.holder.clone()))
+        return result.setdefault(id(array.holder), replace(array, holder=array.holder.clone()))
 
     return replace(tree, leaves={**tree.leaves, **rebuild_arrays(tree.arrays, renew)})
 
@@ -137,7 +137,7 @@ class _LeafCollector:
 
     def _array(self, path: Path, leaf: Any) -> LazyArray:
         if id(leaf) not in self._known:
-            self._known[id(leaf)] = _held_array(keystr(path), leaf)
+            self._known[id(leaf)] = _local_array(keystr(path), leaf)
         return self._known[id(leaf)]
 
 
@@ -221,7 +221,7 @@ def _impl(leaf: Any) -> str:
     return str(leaf.dtype._impl.name)
 
 
-def _held_array(name: str, leaf: Any) -> LazyArray:
+def _local_array(name: str, leaf: Any) -> LazyArray:
     """Return the lazy array of a leaf that is an array or an abstract array."""
     import jax
     import numpy as np
@@ -229,7 +229,7 @@ def _held_array(name: str, leaf: Any) -> LazyArray:
     if isinstance(leaf, jax.Array):
         refuse_deleted(name, leaf)
     if _is_random_key(leaf):
-        return _held_key(name, leaf)
+        return _local_key(name, leaf)
     if isinstance(leaf, jax.Array):
         dtype = _dtype(name, leaf.dtype)
         return InMemoryArray(tuple(leaf.shape), dtype, shards_of(name, leaf, dtype))
@@ -256,7 +256,7 @@ def _held_array(name: str, leaf: Any) -> LazyArray:
     )
 
 
-def _held_key(name: str, leaf: Any) -> LazyArray:
+def _local_key(name: str, leaf: Any) -> LazyArray:
     """Return the data of typed PRNG keys, on the keys' devices."""
     import jax
 

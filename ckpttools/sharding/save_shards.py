@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 # JAX arrays are immutable, so an object's identity is its version as long as the object lives. Numpy arrays
 # are mutable: small ones are hashed, and large ones get a new version each time.
 
-_MOST_HASHED = 1 << 20
+_MAX_HASHED = 1 << 20
 _lock = threading.Lock()
 _known: dict[int, tuple[weakref.ref[Any], str]] = {}
 
@@ -51,11 +51,11 @@ def object_version(array: Any) -> str:
         return built
 
 
-def _forget_callback(key: int, built: str) -> Any:
-    def forget(gone: object) -> None:
+def _forget_callback(key: int, text: str) -> Any:
+    def forget(reference: object) -> None:
         # Take no lock, since this thread may already hold it. Another array may have the same id by now.
         result = _known.get(key)
-        if result is not None and result[1] == built:
+        if result is not None and result[1] == text:
             _known.pop(key, None)
 
     return forget
@@ -63,7 +63,7 @@ def _forget_callback(key: int, built: str) -> Any:
 
 def content_version(array: np.ndarray) -> str:
     """Return the hash of a small array, or a new text at each call for a large one."""
-    if array.nbytes > _MOST_HASHED:
+    if array.nbytes > _MAX_HASHED:
         return secrets.token_hex(16)
     return hashlib.sha256(array.tobytes()).hexdigest()
 

@@ -55,16 +55,16 @@ def read_parts(local: Sequence[LocalParts], reading: ReadResources) -> Iterator[
         MemoryBudgetError: The memory does not suffice for one worker.
         CheckpointError: See `scan`; raised after all arrays before the one that cannot be read.
     """
-    built = dict(enumerate(map(buffers, local)))
-    expected = [item.local for item in built.values()]
-    populators = [PagePopulator(item.memory) for item in built.values()]
+    result = dict(enumerate(map(buffers, local)))
+    expected = [item.local for item in result.values()]
+    populators = [PagePopulator(item.memory) for item in result.values()]
     left = [item.shards.size for item in local]
     cutter = Cutter(expected)
 
     def into(index: int, region: Region) -> np.ndarray | None:
         populators[index].populate()
         part = expected[index].shards.containing_part(region)
-        return None if part is None else built[index].location(part, region)
+        return None if part is None else result[index].location(part, region)
 
     def visit(
         index: int, region: Region, values: tuple[np.ndarray, ...], scratch: Scratch
@@ -72,11 +72,11 @@ def read_parts(local: Sequence[LocalParts], reading: ReadResources) -> Iterator[
         shards = expected[index].shards
         if shards.containing_part(region) is None:
             for part, common in shards.intersect_parts(region):
-                built[index].location(part, common)[...] = values[0][common.relative_to(region).slices]
+                result[index].location(part, common)[...] = values[0][common.relative_to(region).slices]
         return scratch.take_counts()
 
-    yield from ((index, built.pop(index).parts) for index, count in enumerate(left) if count == 0)
-    seen = scan(
+    yield from ((index, result.pop(index).parts) for index, count in enumerate(left) if count == 0)
+    results = scan(
         cutter.items,
         visit,
         memory=reading.memory,
@@ -87,12 +87,12 @@ def read_parts(local: Sequence[LocalParts], reading: ReadResources) -> Iterator[
         name=lambda index: local[index].name,
         into=into,
     )
-    for item in seen:
+    for item in results:
         if item.result:
             reading.lost(local[item.index].name, item.result)
         left[item.index] -= item.region.size
         if left[item.index] == 0:
-            yield item.index, built.pop(item.index).parts
+            yield item.index, result.pop(item.index).parts
 
 
 Parts = Mapping[Shape, np.ndarray]

@@ -76,15 +76,15 @@ def join_cells(cells: Iterable[Shape]) -> list[Region]:
 
 
 def _join_along(axis: int, boxes: list[Region]) -> list[Region]:
-    built: list[Region] = []
+    result: list[Region] = []
     for box in sorted(boxes, key=lambda box: (box.without(axis).start, box.start[axis])):
-        last = built[-1] if built else None
+        last = result[-1] if result else None
         follows = last is not None and last.stop[axis] == box.start[axis]
         if last is not None and follows and last.without(axis) == box.without(axis):
-            built[-1] = last.replaced(axis, last.start[axis], box.stop[axis])
+            result[-1] = last.replaced(axis, last.start[axis], box.stop[axis])
         else:
-            built.append(box)
-    return built
+            result.append(box)
+    return result
 
 
 @dataclass(frozen=True)
@@ -158,8 +158,8 @@ def split_axes(array: LazyArray, groups: Sequence[Shape]) -> LazyArray | None:
             inner = split_axes(source, groups)
             return None if inner is None else replace(array, shape=shape, source=inner)
         case Take(axis=axis, source=source):
-            kept = [*groups[:axis], (source.shape[axis],), *groups[axis:]]
-            inner = split_axes(source, kept)
+            new_groups = [*groups[:axis], (source.shape[axis],), *groups[axis:]]
+            inner = split_axes(source, new_groups)
             before = sum(map(len, groups[:axis]))
             return None if inner is None else replace(array, shape=shape, source=inner, axis=before)
         case Stack(axis=axis, parts=parts) if len(groups[axis]) == 1:

@@ -246,7 +246,7 @@ class Store(ABC):
         if result.kind is FileKind.OTHER:
             raise FormatError("not a file", location=location, got=result.kind.value)
         if result.size > limit:
-            raise too_large(location, result.size, limit)
+            raise size_limit_error(location, result.size, limit)
         with self.open(key, result) as file:
             return file.read(0, result.size)
 
@@ -291,7 +291,7 @@ class Store(ABC):
         return None
 
 
-def too_large(location: object, size: int, limit: int) -> FormatError:
+def size_limit_error(location: object, size: int, limit: int) -> FormatError:
     """Return the error for a file that is too large to read completely."""
     expected = f"at most {limit} bytes"
     return FormatError(

@@ -48,12 +48,12 @@ class ByteCache(Generic[_Key]):
 
 SIZE = 256 << 10
 """Size of a block in bytes; the header of a shard with 1,500 tensors fits in one block."""
-MOST_BYTES = 32 << 20
+MAX_BYTES = 32 << 20
 """Maximum total size of the cached blocks in bytes."""
 
 # Number of preceding blocks that are checked to detect a sequential read. Half as many are read ahead, at
 # most 2 MiB, which takes as long as one request.
-_AHEAD = 14
+_BLOCKS_AHEAD = 14
 _Name: TypeAlias = tuple[str, str, int]
 Fetch: TypeAlias = Callable[[int, memoryview], None]
 """Function that fills a buffer with an object's bytes from an offset."""
@@ -66,8 +66,8 @@ class BlockCache:
         kept: The cache to use, which may be shared; None creates a separate one.
     """
 
-    def __init__(self, kept: ByteCache[Any] | None = None) -> None:
-        self._kept: ByteCache[_Name] = kept or ByteCache(MOST_BYTES)
+    def __init__(self, cache: ByteCache[Any] | None = None) -> None:
+        self._kept: ByteCache[_Name] = cache or ByteCache(MAX_BYTES)
         self._changed = threading.Condition()
         self._under_way: set[_Name] = set()
 
@@ -87,10 +87,10 @@ class BlockCache:
         """
         stop = start + len(out)
         numbers = range(start // SIZE, (stop - 1) // SIZE + 1)
-        blocks, missing = self._found(name, size, numbers)
+        blocks, missing = self._find_blocks(name, size, numbers)
         if missing:
             try:
-                blocks |= self._fetched(name, size, missing, fetch)
+                blocks |= self._fetch_blocks(name, size, missing, fetch)
             finally:
                 with self._changed:
                     self._under_way -= {(*name, number) for number in missing}
@@ -99,7 +99,9 @@ class BlockCache:
             begin, end = max(start, number * SIZE), min(stop, (number + 1) * SIZE)
             out[begin - start : end - start] = blocks[number][begin - number * SIZE : end - number * SIZE]
 
-    def _found(self, name: tuple[str, str], size: int, numbers: range) -> tuple[dict[int, bytes], range]:
+    def _find_blocks(
+        self, name: tuple[str, str], size: int, numbers: range
+    ) -> tuple[dict[int, bytes], range]:
         """Return the cached blocks and the blocks to request, for which other threads will wait."""
         with self._changed:
             while True:
@@ -108,19 +110,21 @@ class BlockCache:
                 if not missing:
                     return blocks, range(0)
                 if all((*name, number) not in self._under_way for number in missing):
-                    expected = self._expected(name, size, missing)
+                    expected = self._blocks_to_request(name, size, missing)
                     self._under_way |= {(*name, number) for number in expected}
                     return blocks, expected
                 # Another thread is requesting these blocks. If that fails, this thread requests them.
                 self._changed.wait()
 
-    def _expected(self, name: tuple[str, str], size: int, missing: list[int]) -> range:
+    def _blocks_to_request(self, name: tuple[str, str], size: int, missing: list[int]) -> range:
         """Return the blocks to request: the missing ones, and more after a sequential read."""
         last = (size - 1) // SIZE
         if is_document(name[0], size):
             return range(last + 1)
         begin, end = missing[0], missing[-1] + 1
-        before = next((n for n in range(_AHEAD) if not self._is_known(name, begin - 1 - n)), _AHEAD)
+        before = next(
+            (n for n in range(_BLOCKS_AHEAD) if not self._is_known(name, begin - 1 - n)), _BLOCKS_AHEAD
+        )
         # Do not request blocks that are cached or already requested.
         stops = (n for n in range(end, end + before // 2) if n > last or self._is_known(name, n))
         return range(begin, next(stops, end + before // 2))
@@ -128,7 +132,9 @@ class BlockCache:
     def _is_known(self, name: tuple[str, str], number: int) -> bool:
         return (*name, number) in self._under_way or bool(self._kept.get((*name, number)))
 
-    def _fetched(self, name: tuple[str, str], size: int, numbers: range, fetch: Fetch) -> dict[int, bytes]:
+    def _fetch_blocks(
+        self, name: tuple[str, str], size: int, numbers: range, fetch: Fetch
+    ) -> dict[int, bytes]:
         begin = numbers[0] * SIZE
         fetched = bytearray(min(size, (numbers[-1] + 1) * SIZE) - begin)
         fetch(begin, memoryview(fetched))

@@ -21,10 +21,12 @@ _ADDED = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE")
 VARIABLES = (_SYSTEM, *_ADDED)
 _BLOCK = re.compile(r"-----BEGIN CERTIFICATE-----[A-Za-z0-9+/=\s]+?-----END CERTIFICATE-----")
 _CLOCK = "renew the certificate of the server; if it is valid, correct the clock of this machine"
-_OWN = "issue an X.509 version 3 certificate to the server that is not itself of a CA (CA:FALSE)"
+_ISSUE_CERTIFICATE_HINT = (
+    "issue an X.509 version 3 certificate to the server that is not itself of a CA (CA:FALSE)"
+)
 
 
-class Distrust(NamedTuple):
+class SourceCheck(NamedTuple):
     """The reason why a certificate is not trusted, for messages.
 
     Attributes:
@@ -36,11 +38,11 @@ class Distrust(NamedTuple):
     hint: str
 
 
-def unknown_authority() -> Distrust:
+def unknown_authority() -> SourceCheck:
     """Return the cause and hint for a certificate of an untrusted CA."""
     named = [f"{name}={os.environ[name]}" for name in VARIABLES if os.environ.get(name)]
     trusted = f"; trusted now, besides the system's: {', '.join(named)}" if named else ""
-    return Distrust(
+    return SourceCheck(
         f"a certificate of an unknown certificate authority (CA){trusted}",
         "if it is the CA of your organization, export SSL_CERT_FILE=FILE, or AWS_CA_BUNDLE or "
         "REQUESTS_CA_BUNDLE, where FILE has its certificate in PEM format",
@@ -49,14 +51,17 @@ def unknown_authority() -> Distrust:
 
 # Reasons as named by rustls (obstore) and OpenSSL (Python), in this order.
 _REASONS = (
-    (r"CaUsedAsEndEntity", Distrust("a certificate of a CA in place of a server certificate", _OWN)),
+    (
+        r"CaUsedAsEndEntity",
+        SourceCheck("a certificate of a CA in place of a server certificate", _ISSUE_CERTIFICATE_HINT),
+    ),
     (
         r"Expired|NotValidYet|has expired|not yet valid",
-        Distrust("a certificate that is not valid now", _CLOCK),
+        SourceCheck("a certificate that is not valid now", _CLOCK),
     ),
     (
         r"NotValidForName|mismatch|doesn't match|not valid for",
-        Distrust(
+        SourceCheck(
             "a certificate for another host name",
             "use a host name that the certificate lists, or issue one that lists this name",
         ),
@@ -65,19 +70,19 @@ _REASONS = (
 _UNKNOWN = re.compile("UnknownIssuer|unable to get|self[- ]signed")
 
 
-def distrust(text: str) -> Distrust:
+def distrust(text: str) -> SourceCheck:
     """Return the cause and hint for an untrusted certificate.
 
     Args:
         text: The library's error message.
     """
-    result = next((why for pattern, why in _REASONS if re.search(pattern, text)), None)
+    result = next((explanation for pattern, explanation in _REASONS if re.search(pattern, text)), None)
     if result is not None:
         return result
     if _UNKNOWN.search(text):
         return unknown_authority()
     reason = " ".join(re.findall(r"\w[\w ]*", text))
-    return Distrust(f"a certificate that is not valid: {reason}", _OWN)
+    return SourceCheck(f"a certificate that is not valid: {reason}", _ISSUE_CERTIFICATE_HINT)
 
 
 def added_certificates() -> str:

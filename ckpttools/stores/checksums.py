@@ -22,7 +22,7 @@ from ckpttools.stores.concurrency import map_in_threads
 from ckpttools.stores.fetching import Observe
 
 _BLOCK = 4 << 20
-_MOST_THREADS = 8
+_MAX_THREADS = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,25 +80,25 @@ def find_damage(
 
     costs = {item.file.costs.requests for result in files for item in result[:1]}
     requests = max((cost or 0 for cost in costs), default=0)
-    return map_in_threads(requests or min(os.cpu_count() or 1, _MOST_THREADS), look, files)
+    return map_in_threads(requests or min(os.cpu_count() or 1, _MAX_THREADS), look, files)
 
 
-def _crc32_of(each: ChecksummedRange, observe: Callable[[int], None]) -> int:
-    block, crc = memoryview(bytearray(min(_BLOCK, each.nbytes))), 0
-    for start in range(0, each.nbytes, _BLOCK):
-        part = block[: each.nbytes - start]
-        each.file.read_into(each.offset + start, part)
+def _crc32_of(checksummed: ChecksummedRange, observe: Callable[[int], None]) -> int:
+    block, crc = memoryview(bytearray(min(_BLOCK, checksummed.nbytes))), 0
+    for start in range(0, checksummed.nbytes, _BLOCK):
+        part = block[: checksummed.nbytes - start]
+        checksummed.file.read_into(checksummed.offset + start, part)
         crc = zlib.crc32(part, crc)
         observe(len(part))
     return crc
 
 
-BLOCK_BYTES, MOST_BLOCKS = 4096, 8
+BLOCK_BYTES, MAX_BLOCKS = 4096, 8
 # Maximum number of sampled files, because a checkpoint may have 100,000 and each must be opened.
-_MOST_SAMPLED = 64
+_MAX_SAMPLED = 64
 
 
-def compute_sample_digests(file: File, blocks: int = MOST_BLOCKS) -> str:
+def compute_sample_digests(file: File, blocks: int = MAX_BLOCKS) -> str:
     """Return short digests of blocks that are evenly spread over a file, starting with the first.
 
     Raises:
@@ -117,4 +117,4 @@ def sample_starts(size: int, blocks: int) -> list[int]:
 
 def sample_files(files: Sequence[File]) -> str:
     """Return the sample digests of evenly chosen files; same errors as `compute_sample_digests`."""
-    return " ".join(map(compute_sample_digests, files[:: ceil_div(len(files), _MOST_SAMPLED) or 1]))
+    return " ".join(map(compute_sample_digests, files[:: ceil_div(len(files), _MAX_SAMPLED) or 1]))

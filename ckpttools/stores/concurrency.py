@@ -11,8 +11,8 @@ from typing import NamedTuple, TypeVar
 from ckpttools.stores.base import Store
 
 # With 8 MiB reads and 20 ms latency, throughput is 0.27 GB/s with one read at a time and 0.89 GB/s with 16.
-USUAL = 16
-_LEAST, MOST = 4, 2 * USUAL
+DEFAULT_CONCURRENCY = 16
+_LEAST, MOST = 4, 2 * DEFAULT_CONCURRENCY
 """Initial and maximum number of concurrent reads, unless the user sets a number."""
 # Factor between two steps, and the rate ratios that justify a step up or down.
 _STEP, _BETTER, _AS_GOOD = 1.5, 1.08, 0.96
@@ -21,7 +21,7 @@ _SECONDS, _READS_EACH = 0.25, 2
 # Number of measurements before another limit is tried.
 _REST = 20
 # Cost of a request in bytes, because short reads are limited by the number of requests.
-_WORTH = 128 << 10
+_REQUEST_COST_BYTES = 128 << 10
 
 
 _requested: list[int] = []
@@ -66,7 +66,7 @@ class Pace:
     def __init__(self, nbytes: int) -> None:
         self._long = nbytes
         self._changed = threading.Condition()
-        self._limit = USUAL
+        self._limit = DEFAULT_CONCURRENCY
         self._under_way = self._bytes_under_way = 0
         self._before: _Measurement | None = None
         self._rest, self._is_next_more, self._is_settled = 0, True, False
@@ -80,7 +80,7 @@ class Pace:
     @property
     def nbytes(self) -> int:
         """Return the maximum total size of concurrent reads in bytes."""
-        return self._long * (requested_concurrency() or USUAL)
+        return self._long * (requested_concurrency() or DEFAULT_CONCURRENCY)
 
     @contextmanager
     def read(self, nbytes: int) -> Iterator[None]:
@@ -116,7 +116,7 @@ class Pace:
 
     def _count(self, nbytes: int) -> None:
         self._reads += 1
-        self._work += nbytes + _WORTH
+        self._work += nbytes + _REQUEST_COST_BYTES
         seconds = time.monotonic() - self._began
         if seconds < _SECONDS or self._reads < _READS_EACH * self._limit:
             return
@@ -128,22 +128,24 @@ class Pace:
         self._is_settled = self._is_full and limit == self._limit
         self._begin_measuring()
 
-    def _adapt(self, now: _Measurement) -> None:
+    def _adapt(self, measurement: _Measurement) -> None:
         """Take another step in a direction that improved the rate, or go back one step and pause."""
-        before, self._before = self._before, now
+        before, self._before = self._before, measurement
         if self._rest:
             self._rest -= 1
             return
-        if before is None or before.limit == now.limit:
-            self._limit = _raised_limit(now.limit) if self._is_next_more else _lowered_limit(now.limit)
+        if before is None or before.limit == measurement.limit:
+            self._limit = (
+                _raised_limit(measurement.limit) if self._is_next_more else _lowered_limit(measurement.limit)
+            )
             self._is_next_more = not self._is_next_more
-        elif now.limit > before.limit and now.rate > _BETTER * before.rate:
-            self._limit = _raised_limit(now.limit)
-        elif now.limit < before.limit and now.rate > _AS_GOOD * before.rate:
-            self._limit = _lowered_limit(now.limit)
+        elif measurement.limit > before.limit and measurement.rate > _BETTER * before.rate:
+            self._limit = _raised_limit(measurement.limit)
+        elif measurement.limit < before.limit and measurement.rate > _AS_GOOD * before.rate:
+            self._limit = _lowered_limit(measurement.limit)
         else:
             self._limit, self._rest = before.limit, _REST
-        if self._limit == now.limit:
+        if self._limit == measurement.limit:
             self._rest = _REST
 
 
@@ -155,7 +157,7 @@ def _lowered_limit(limit: int) -> int:
     return max(min(_LEAST, limit), round(limit / _STEP))
 
 
-_WRITES_AT_ONCE = 16
+_WRITE_CONCURRENCY = 16
 
 _Item = TypeVar("_Item")
 _Answer = TypeVar("_Answer")
@@ -163,7 +165,7 @@ _Answer = TypeVar("_Answer")
 
 def write_concurrency() -> int:
     """Return how many small objects are written, copied or deleted at a time."""
-    return requested_concurrency() or _WRITES_AT_ONCE
+    return requested_concurrency() or _WRITE_CONCURRENCY
 
 
 def map_concurrently(

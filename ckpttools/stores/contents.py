@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # Size of a request in bytes; each concurrent request has a buffer of this size.
 _BLOCK = 4 << 20
 # One thread hashes about 1 GB/s, which is faster than most networks.
-_HASHED_AT_ONCE = 4
+_HASH_CONCURRENCY = 4
 _SHA256_DIGITS = 64
 
 
@@ -46,9 +46,9 @@ class Content(NamedTuple):
         """Return a new hash object for this kind of digest."""
         if len(self.digest) == _SHA256_DIGITS:
             return hashlib.sha256()
-        built = hashlib.sha1(usedforsecurity=False)
-        built.update(b"blob %d\0" % self.size)
-        return built
+        result = hashlib.sha1(usedforsecurity=False)
+        result.update(b"blob %d\0" % self.size)
+        return result
 
 
 class Contents(NamedTuple):
@@ -95,7 +95,7 @@ class FileDifference:
     copy: str = ""
 
 
-def differing(
+def find_differing_files(
     root: Location,
     files: Mapping[str, Content],
     *,
@@ -126,7 +126,7 @@ def differing(
             "not even one block of a file fits into memory", memory, memory - room + _BLOCK, root
         )
     requests = min(costs.requests or os.cpu_count() or 1, room // _BLOCK)
-    map_concurrently = max(1, min(jobs or _HASHED_AT_ONCE, requests, len(files)))
+    map_concurrently = max(1, min(jobs or _HASH_CONCURRENCY, requests, len(files)))
     with ThreadPoolExecutor(requests) as reading, ThreadPoolExecutor(map_concurrently) as hashing:
         check = _FileHasher(root, reading, requests // map_concurrently, observe)
         futures = [hashing.submit(check, name, expected) for name, expected in sorted(files.items())]
@@ -155,12 +155,14 @@ class _FileHasher:
                 got = self._digest(file, expected)
                 copy = file.local_copy
         except (FormatError, WrongLengthError) as error:
-            declared = ", ".join(filter(None, (error.raw.message, error.raw.got)))
-            return FileDifference(name or location.name, declared, f"{expected.size} bytes")
+            text = ", ".join(filter(None, (error.raw.message, error.raw.got)))
+            return FileDifference(name or location.name, text, f"{expected.size} bytes")
         if got == expected.digest:
             return None
-        what = expected.algorithm
-        return FileDifference(name or location.name, f"{what} {got}", f"{what} {expected.digest}", copy)
+        algorithm = expected.algorithm
+        return FileDifference(
+            name or location.name, f"{algorithm} {got}", f"{algorithm} {expected.digest}", copy
+        )
 
     def _digest(self, file: File, expected: Content) -> str:
         hasher = expected.hasher()

@@ -6,7 +6,7 @@ import threading
 
 from ckpttools.core.dataclass import dataclass
 
-FAR = 32
+REMOTE_COST = 32
 """`File.price` of a network store.
 
 Writing a piece of a local file counts as 64 KiB and takes 20 us, in which time 2 KiB arrive at 100 MB/s.

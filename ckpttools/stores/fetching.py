@@ -29,7 +29,7 @@ class SupportsFetch(Protocol):
 
 def check_fetched(sources: Iterable[object]) -> None:
     """Raise UsageError if no source is in a store that keeps local copies."""
-    if not _by_store(sources):
+    if not _group_by_store(sources):
         raise UsageError(
             f"{option('download', True)} applies only to models on the Hub",
             got="no source on the Hub",
@@ -46,11 +46,11 @@ def fetch(sources: Iterable[object], observe: Observe = lambda done, total: None
     """
     read = list(sources)
     check_fetched(read)
-    for store, files in _by_store(read).items():
+    for store, files in _group_by_store(read).items():
         store.fetch(files, observe)
 
 
-def _by_store(sources: Iterable[object]) -> dict[SupportsFetch, list[File]]:
+def _group_by_store(sources: Iterable[object]) -> dict[SupportsFetch, list[File]]:
     result: dict[SupportsFetch, list[File]] = {}
     for file in {source.path: source for source in sources if isinstance(source, File)}.values():
         store: Store = parse(file.path).store

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from itertools import islice
 from pathlib import PurePosixPath
 
-from ckpttools.core.errors import CheckpointError, MissingPathError, StorageError, UsageError, near_names
+from ckpttools.core.errors import CheckpointError, MissingPathError, StorageError, UsageError, similar_names
 from ckpttools.core.text import format_ranges
 from ckpttools.stores.abilities import SupportsPut, SupportsRename, SupportsWalk, SupportsWrite
 from ckpttools.stores.base import LARGEST_WHOLE, DirEntry, File, FileKind, Status, Store
@@ -176,7 +176,7 @@ class Location:
         while missing.store.scheme == "file" and missing.parent != missing:
             if missing.parent.is_dir():
                 siblings = (entry.name for entry in missing.parent.entries())
-                near = near_names(missing.name, islice(siblings, _MAX_SIBLINGS), 1)
+                near = similar_names(missing.name, islice(siblings, _MAX_SIBLINGS), 1)
                 similar = missing.parent / near[0] if near else None
                 if similar is not None and missing != self:
                     complete = similar / self.key.removeprefix(missing.key).lstrip("/")
@@ -326,7 +326,7 @@ class Location:
     def check_accepts_files(self) -> None:
         """Raise UsageError if the store has no `put`, regardless of whether the location exists."""
         if not isinstance(self.store, SupportsPut):
-            raise self._takes_nothing()
+            raise self._read_only_error()
 
     def put(self, content: bytes) -> None:
         """Write a small file atomically and durably.
@@ -336,7 +336,7 @@ class Location:
             StorageError, NoSpaceError: The file cannot be written; an existing file is kept.
         """
         if not isinstance(self.store, SupportsPut):
-            raise self._takes_nothing()
+            raise self._read_only_error()
         self.store.put(self.key, content)
 
     def rename(self, other: Location) -> None:
@@ -347,22 +347,22 @@ class Location:
             StorageError: The location cannot be renamed.
         """
         if not isinstance(self.store, SupportsRename):
-            raise self._takes_nothing()
+            raise self._read_only_error()
         self.store.rename(self.key, other.key)
 
     def write_bytes(self, content: bytes) -> None:
         """Write a small file of an unpublished checkpoint; same errors as `put`."""
         if not isinstance(self.store, SupportsWrite):
-            raise self._takes_nothing()
+            raise self._read_only_error()
         self.store.write(self.key, content)
 
     def write_at(self, offset: int, content: bytes) -> None:
         """Write to a file of an unpublished checkpoint at an offset; same errors as `put`."""
         if not isinstance(self.store, SupportsWrite):
-            raise self._takes_nothing()
+            raise self._read_only_error()
         self.store.write_at(self.key, offset, content)
 
-    def _takes_nothing(self) -> UsageError:
+    def _read_only_error(self) -> UsageError:
         return UsageError(
             f"{self.store.scheme}:// is read-only",
             location=self,

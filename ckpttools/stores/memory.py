@@ -87,13 +87,13 @@ class MemoryFile(File):
         _fill(self.path, self.data, offset, out)
 
     def check_unchanged(self) -> None:
-        now = self.store.stat(self.key)
-        if now is None:
+        current = self.store.stat(self.key)
+        if current is None:
             raise _absent(self.path)
-        if now.version != self.version:
+        if current.version != self.version:
             raise SourceChangedError(
                 f"{self.path} was changed while it was read",
-                got=f"{now.size} bytes, version {now.version}",
+                got=f"{current.size} bytes, version {current.version}",
                 expected=f"{self.size} bytes, version {self.version}",
                 hint=retry_term(),
             )
@@ -112,7 +112,7 @@ class MemoryStore(Store):
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self._files: dict[str, _StoredBytes] = {}
-        self.begun: dict[str, Begun] = {}
+        self.begun: dict[str, StartedWork] = {}
 
     def stat(self, key: str) -> Status | None:
         with self.lock:
@@ -132,7 +132,7 @@ class MemoryStore(Store):
 
     def walk(self, key: str) -> Iterator[tuple[str, Status]]:
         with self.lock:
-            result = [(name, self._files[_joined(key, name)].status) for name in self._below(key)]
+            result = [(name, self._files[_join_key(key, name)].status) for name in self._below(key)]
         if not result:
             self.list(key)
         yield from result
@@ -171,7 +171,7 @@ class MemoryStore(Store):
         with self.lock:
             self._files.pop(key, None)
             for name in list(self._below(key)):
-                del self._files[_joined(key, name)]
+                del self._files[_join_key(key, name)]
 
     def link_trials(self, key: str) -> LinkTrials:
         return _MemoryTrials()
@@ -202,13 +202,13 @@ class MemoryStore(Store):
 
     def _below(self, key: str) -> Iterator[str]:
         """Iterate over the relative paths of all keys below a key."""
-        start = _joined(key, "")
+        start = _join_key(key, "")
         return (file[len(start) :] for file in self._files if file.startswith(start))
 
     def move(self, old: str, new: str) -> None:
         """Move everything below a key to another key, replacing existing content."""
         with self.lock:
-            moved = ((_joined(new, name), self._files[_joined(old, name)]) for name in self._below(old))
+            moved = ((_join_key(new, name), self._files[_join_key(old, name)]) for name in self._below(old))
             # Readers keep the old bytes, because a later `write_at` copies the moved ones.
             files = {name: _StoredBytes(bytes(result.data), result.number) for name, result in moved}
             self.remove(old)
@@ -235,7 +235,7 @@ def _absent(path: str) -> FormatError:
     return FormatError(f"cannot inspect {path}", got="it does not exist")
 
 
-def _joined(key: str, name: str) -> str:
+def _join_key(key: str, name: str) -> str:
     return f"{key}/{name}" if key else name
 
 
@@ -243,7 +243,7 @@ STORE = MemoryStore()
 
 
 @dataclass
-class Begun:
+class StartedWork:
     """An unfinished conversion; other stores keep this information in a journal."""
 
     purpose: JobInfo
@@ -284,32 +284,32 @@ class MemoryStaging:
 
     @contextmanager
     def opened(self, purpose: JobInfo, nbytes: int = 0) -> Iterator[MemoryWork]:
-        begun = self._begun(purpose)
+        work = self._start_work(purpose)
         try:
             self.check(purpose.plan, nbytes)
-            yield MemoryWork(self, begun)
+            yield MemoryWork(self, work)
         finally:
-            begun.is_locked = False
-            if not begun.records and self.store.stat(self.partial) is None:
+            work.is_locked = False
+            if not work.records and self.store.stat(self.partial) is None:
                 self.store.begun.pop(self.partial, None)
 
-    def _begun(self, purpose: JobInfo) -> Begun:
+    def _start_work(self, purpose: JobInfo) -> StartedWork:
         with self.store.lock:
-            begun = self.store.begun.get(self.partial)
-            if begun is not None and begun.is_locked:
+            work = self.store.begun.get(self.partial)
+            if work is not None and work.is_locked:
                 raise LockedError("another thread is writing this checkpoint", location=self.taken[0])
-            if begun is None or begun.purpose.plan != purpose.plan:
-                if begun is not None and not self.overwrite:
+            if work is None or work.purpose.plan != purpose.plan:
+                if work is not None and not self.overwrite:
                     raise UsageError(
                         f"{self.taken[1]} contains the beginning of another conversion",
-                        got=begun.purpose.source,
+                        got=work.purpose.source,
                         hint=f"discard it with {option('overwrite', True)}",
                     )
                 self.store.remove(self.partial)
-                begun = Begun(purpose)
-            begun.is_locked = True
-            self.store.begun[self.partial] = begun
-            return begun
+                work = StartedWork(purpose)
+            work.is_locked = True
+            self.store.begun[self.partial] = work
+            return work
 
 
 @dataclass(frozen=True)
@@ -317,7 +317,7 @@ class MemoryWork:
     """A destination in memory that is owned by one thread; see `ckpttools.stores.publishing.Work`."""
 
     staging: MemoryStaging
-    begun: Begun
+    begun: StartedWork
     is_complete: ClassVar[bool] = False
 
     @property

@@ -70,17 +70,19 @@ def check_outside_links(links: Mapping[str, str], *, is_public: bool, is_allowed
     """
     if not links:
         return ()
-    listed = "; ".join(f"{name} -> {target}" for name, target in list(links.items())[:_MAX_LISTED])
+    links_text = "; ".join(f"{name} -> {target}" for name, target in list(links.items())[:_MAX_LISTED])
     if len(links) > _MAX_LISTED:
-        listed += f" and {len(links) - _MAX_LISTED:,} more"
+        links_text += f" and {len(links) - _MAX_LISTED:,} more"
     if is_public and not is_allowed:
         raise UsageError(
             "symbolic links in the source lead to files outside of it, and the destination is public",
-            got=listed,
+            got=links_text,
             expected="only files inside the source",
             hint=f"remove the links, or publish these files with {option('allow_outside_links', True)}",
         )
-    return (f"{plural(len(links), 'file')} read from outside the source through symbolic links: {listed}",)
+    return (
+        f"{plural(len(links), 'file')} read from outside the source through symbolic links: {links_text}",
+    )
 
 
 def _blob_directories(snapshot: str) -> list[str]:

@@ -27,7 +27,7 @@ PART = 4 << 20
 """Size of a part of a long read in bytes."""
 # A read is late after this multiple of the 95th percentile of recent reads of similar length, but not before
 # this many seconds.
-_TIMES_AS_LONG, _LATE_SECONDS = 4, 1.0
+_VALID_FACTOR, _LATE_SECONDS = 4, 1.0
 # With fewer reads to compare, a read is late after `_UNKNOWN_SECONDS`, because the connection may be slow.
 _KNOWN, _REMEMBERED, _UNKNOWN_SECONDS = 3, 100, 5.0
 # Attempts per part. The wait doubles with each attempt, because a repeated request can also stall.
@@ -62,12 +62,12 @@ class ReadPool:
         ]
         try:
             for part in parts:
-                self._threads.run(partial(self._answer, part))
+                self._threads.run(partial(self._read_part, part))
             with changed:
                 while not changed.wait_for(lambda: all(part.is_over for part in parts), _LATE_SECONDS / 4):
                     self._raise_first(parts)
                     for part in parts:
-                        self._ask_again_if_late(part)
+                        self._repeat_if_late(part)
                 self._raise_first(parts)
         finally:
             with changed:
@@ -79,24 +79,24 @@ class ReadPool:
             if part.has_failed:
                 raise part.errors[0]
 
-    def _answer(self, part: _ReadPart) -> None:
+    def _read_part(self, part: _ReadPart) -> None:
         if part.out is None:
             return
         with self.pace.read(part.length):
             self._lateness.note(part.length, part.attempt())
 
-    def _ask_again_if_late(self, part: _ReadPart) -> None:
+    def _repeat_if_late(self, part: _ReadPart) -> None:
         """Request a part again if it is late; the caller must hold the part's lock."""
         if part.is_over or part.attempts >= _ATTEMPTS or part.asked is None:
             return
         seconds = time.monotonic() - part.asked
-        if self._lateness.allows_another(part.length, seconds / 2 ** (part.attempts - 1)):
+        if self._lateness.may_retry(part.length, seconds / 2 ** (part.attempts - 1)):
             part.attempts += 1
             log_detail("no answer for %s bytes in %.1f s: requested again", part.length, seconds)
             part.asked = time.monotonic()
-            threading.Thread(target=self._answer_again, args=(part,), daemon=True).start()
+            threading.Thread(target=self._read_again, args=(part,), daemon=True).start()
 
-    def _answer_again(self, part: _ReadPart) -> None:
+    def _read_again(self, part: _ReadPart) -> None:
         try:
             self._lateness.note(part.length, part.attempt())
         finally:
@@ -138,8 +138,8 @@ class _ReadPart:
 
     def attempt(self) -> float | None:
         """Request the bytes; return the duration in seconds, or None if the response was not used."""
-        began = time.monotonic()
-        self.asked = self.asked or began
+        started = time.monotonic()
+        self.asked = self.asked or started
         try:
             content = memoryview(self._fetch(self._start, self.length))
         except BaseException as error:
@@ -153,7 +153,7 @@ class _ReadPart:
             self.out[:] = content.cast("B")
             self.out = None
             self._changed.notify_all()
-        return time.monotonic() - began
+        return time.monotonic() - started
 
 
 class _Lateness:
@@ -171,14 +171,14 @@ class _Lateness:
             if seconds is not None:
                 self._taken.setdefault(length.bit_length(), deque(maxlen=_REMEMBERED)).append(seconds)
 
-    def allows_another(self, length: int, seconds: float) -> bool:
+    def may_retry(self, length: int, seconds: float) -> bool:
         """Return whether a read of this duration may be requested again, and count the new request if so."""
         if seconds < _LATE_SECONDS:
             return False
         with self._lock:
             taken = sorted(self._taken.get(length.bit_length(), ()))
             is_known = len(taken) >= _KNOWN
-            usual = _TIMES_AS_LONG * taken[len(taken) * 95 // 100] if is_known else _UNKNOWN_SECONDS
+            usual = _VALID_FACTOR * taken[len(taken) * 95 // 100] if is_known else _UNKNOWN_SECONDS
             is_late = seconds > usual
             limit = _BASE_REPEATS + self._reads // _ONE_OF
             is_allowed = self._again < limit and self._under_way < _AGAIN_AT_ONCE

@@ -33,7 +33,7 @@ _BUILT_IN = {
     "hf": "web.hub",
 }
 # Schemes that other tools use for the same stores.
-_ELSEWHERE = {
+_SCHEME_ALIASES = {
     "gcs": "gs",
     "s3a": "s3",
     "s3n": "s3",
@@ -67,17 +67,17 @@ def parse(where: LocationLike, *, is_written: bool = False) -> Location:
     store = _store(scheme.lower())
     if store is None:
         raise _no_store(scheme, text, is_written)
-    _IN_USE[store.scheme] = store
+    _REMOTE_STORES[store.scheme] = store
     return Location(store, _key(rest))
 
 
 # Remote stores that were used in this process, by scheme.
-_IN_USE: dict[str, Store] = {}
+_REMOTE_STORES: dict[str, Store] = {}
 
 
 def used_stores() -> list[Store]:
     """Return all stores used in this process except the local file system."""
-    return list(_IN_USE.values())
+    return list(_REMOTE_STORES.values())
 
 
 def _key(text: str) -> str:
@@ -107,9 +107,9 @@ def _refuse_joined(text: str) -> None:
 
 
 def _no_store(scheme: str, text: str, is_written: bool) -> UsageError:
-    written, read = "write to a local directory, then copy it there", "copy it to a local directory"
-    hint = written if is_written else read
-    own = _ELSEWHERE.get(scheme.lower())
+    write_hint, read = "write to a local directory, then copy it there", "copy it to a local directory"
+    hint = write_hint if is_written else read
+    own = _SCHEME_ALIASES.get(scheme.lower())
     return UsageError(
         f"no store for {scheme}:// is installed",
         location=text,

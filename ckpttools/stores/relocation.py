@@ -42,7 +42,7 @@ class Relocation:
 
     def there(self, path: str) -> str:
         """Return the local equivalent of a path."""
-        return _moved(path, self.roots)
+        return _replace_prefix(path, self.roots)
 
     def back(self, text: str) -> str:
         """Replace local prefixes in a text with the original ones."""
@@ -53,7 +53,7 @@ class Relocation:
         return text
 
 
-AS_PLANNED = Relocation()
+NO_RELOCATION = Relocation()
 """A relocation that changes nothing."""
 Roots: TypeAlias = str | Iterable[str] | Mapping[str, str] | Relocation
 """User input: one or several texts "OLD=NEW", or a mapping from old to new prefixes."""
@@ -63,7 +63,7 @@ def _bare(root: str) -> str:
     return root.rstrip("/") or "/"
 
 
-def _moved(path: str, roots: Iterable[tuple[str, str]]) -> str:
+def _replace_prefix(path: str, roots: Iterable[tuple[str, str]]) -> str:
     for old, new in roots:
         below = old if old == "/" else f"{old}/"
         if path == old:

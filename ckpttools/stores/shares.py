@@ -35,7 +35,7 @@ from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import DataFiles, JobInfo, LockedError, Record
 
 Prepared = TypeVar("Prepared")
-_LOOK_SECONDS = 0.25
+_POLL_SECONDS = 0.25
 
 DONE = "done"
 """The `Member.outcome` of a process that has finished all its tasks."""
@@ -180,12 +180,12 @@ def check_free(share: Share, members: Iterable[Member], location: object) -> Non
     """Raise LockedError if an active process has groups of a share."""
     for member in members:
         if member.is_alive and member.share.overlaps(share):
-            raise claimed_error(
+            raise in_use_error(
                 f"another process is doing tasks of part {share.name}", [member], location, "wait for it"
             )
 
 
-def claimed_error(what: str, members: Sequence[Member], location: object, wait: str) -> LockedError:
+def in_use_error(action: str, members: Sequence[Member], location: object, wait: str) -> LockedError:
     """Return the error for a destination that other processes write to.
 
     Args:
@@ -195,14 +195,14 @@ def claimed_error(what: str, members: Sequence[Member], location: object, wait: 
         wait: The hint while the processes are active.
     """
     release = f"; to release its claim: {members[0].release}" if members[0].release else ""
-    return LockedError(what, location=location, got=first_names([*map(str, members)]), hint=wait + release)
+    return LockedError(action, location=location, got=first_names([*map(str, members)]), hint=wait + release)
 
 
 class PublishedError(DestinationExistsError):
     """All parts are done, and the checkpoint is published or being published."""
 
 
-def published(destination: object) -> PublishedError:
+def already_published_error(destination: object) -> PublishedError:
     """Return the error for a part that starts after the checkpoint was published."""
     return PublishedError(
         f"{destination} is complete: all parts are finished, and it is published",
@@ -211,7 +211,7 @@ def published(destination: object) -> PublishedError:
     )
 
 
-def prepared(
+def prepare_or_wait(
     attempt: Callable[[], Prepared | None], is_preparing: Callable[[], bool], patience: float
 ) -> Prepared:
     """Wait until a destination is prepared for the parts of a plan, or prepare it.
@@ -234,7 +234,7 @@ def prepared(
                 until = time.monotonic() + patience
             elif time.monotonic() > until:
                 raise
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
         else:
             if result is not None:
                 return result
@@ -250,19 +250,19 @@ def describe_this_process() -> str:
     return f"process {os.getpid()} on {socket.gethostname()}"
 
 
-def members_command(begun: JobInfo | None = None) -> str:
+def members_command(existing: JobInfo | None = None) -> str:
     """Return the command that lists the processes of a plan.
 
     Args:
         begun: The work of the processes, whose command names the plan; None if unknown.
     """
-    words = split(begun.command) if begun else []
+    words = split(existing.command) if existing else []
     return action("plan_status", words[2] if words[:2] == ["ckpt", "run"] else PLAN)
 
 
-def parse_share(declared: Any) -> Share | None:
+def parse_share(value: Any) -> Share | None:
     """Parse a share from a journal; return None if it is malformed."""
-    match declared:
+    match value:
         case [str(name), int(first), int(stop)]:
             return Share(name, first, stop)
     return None

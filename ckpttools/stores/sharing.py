@@ -50,12 +50,12 @@ def shared(destination: Location, sharing: RepositoryOptions) -> Location:
         return destination
     if isinstance(destination.store, SupportsSharing):
         return Location(destination.store.shared(sharing), destination.key)
-    declared = option("public", True) if sharing.public else option("model_card", True)
+    text = option("public", True) if sharing.public else option("model_card", True)
     raise UsageError(
-        f"{declared} applies only to repositories on the Hub",
+        f"{text} applies only to repositories on the Hub",
         location=destination,
         expected="hf://org/name as destination",
-        hint=f"leave out {declared}",
+        hint=f"leave out {text}",
     )
 
 

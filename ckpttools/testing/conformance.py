@@ -109,8 +109,8 @@ class FormatTests:
         with self.written(tree) as (back, _):
             for array in back.arrays.values():
                 region = data.draw(regions(array.shape))
-                whole = array.read().view(array.dtype.carrier)
-                assert array.read(region).tobytes() == whole[region.slices].tobytes()
+                values = array.read().view(array.dtype.carrier)
+                assert array.read(region).tobytes() == values[region.slices].tobytes()
 
     def test_every_dtype_alone(self) -> None:
         for dtype in self.dtypes:
@@ -139,21 +139,21 @@ class FormatTests:
     @pytest.mark.parametrize("scheme", SCHEMES)
     def test_it_recognizes_its_own_and_nothing_else(self, scheme: str) -> None:
         with new_location(scheme) as location:
-            assert self.format.why_not(location)
+            assert self.format.mismatch_reason(location)
             (location / "notes.txt").put(b"no checkpoint")
-            assert self.format.why_not(location)
-            assert self.format.why_not(location / "notes.txt")
+            assert self.format.mismatch_reason(location)
+            assert self.format.mismatch_reason(location / "notes.txt")
         with self.written(many_leaves(2), scheme) as (_, location):
-            assert self.format.why_not(location) is None
+            assert self.format.mismatch_reason(location) is None
 
     def test_a_file_cut_short_is_an_error_never_wrong_values(self) -> None:
         tree = many_leaves(3)
         with self.written(tree) as (_, location):
             for file in sorted(location / name for name, _ in location.walk()):
-                whole = file.read_bytes()
-                file.write_bytes(whole[: len(whole) // 2])
+                content = file.read_bytes()
+                file.write_bytes(content[: len(content) // 2])
                 self._check_same_or_error(location, tree)
-                file.write_bytes(whole)
+                file.write_bytes(content)
 
     @_SETTINGS
     @given(data=st.data())
@@ -182,10 +182,10 @@ class FormatTests:
         """The error is raised before anything is written, and names the leaf."""
         array = stored(noise((5, 3), self.dtypes[0]), self.dtypes[0])
         others = [dtype for dtype in DTYPES.values() if dtype not in self.dtypes]
-        wrong: list[Leaf] = [stored(noise((5, 3), dtype), dtype) for dtype in others]
+        unsupported: list[Leaf] = [stored(noise((5, 3), dtype), dtype) for dtype in others]
         if not self.structure:
-            wrong += [Empty("None"), Empty("Dict"), Empty("List"), Text("x")]
-        for leaf in wrong:
+            unsupported += [Empty("None"), Empty("Dict"), Empty("List"), Text("x")]
+        for leaf in unsupported:
             tree = Tree({("fine",): array, ("wrong",): leaf}, Metadata(step=0))
             with pytest.raises(CheckpointError, match="wrong"):
                 self.writer(tree).layout(tree, MEMORY)

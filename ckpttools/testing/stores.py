@@ -80,13 +80,13 @@ class StoreTests(ABC):
                 k: len(v) for k, v in files.items()
             }
             above = {name.rpartition("/")[0] for name in files}
-            for directory in (location / each if each else location for each in above):
+            for directory in (location / parent if parent else location for parent in above):
                 assert directory.is_dir() and not directory.is_file()
-                start = f"{each}/" if (each := directory.relative_to(location)) else ""
+                start = f"{parent}/" if (parent := directory.relative_to(location)) else ""
                 inside = {name[len(start) :] for name in files if name.startswith(start)}
-                listed = {entry.name: entry.kind for entry in directory.entries()}
-                assert set(listed) >= {each for each in inside if "/" not in each}
-                for name, kind in listed.items():
+                kinds = {entry.name: entry.kind for entry in directory.entries()}
+                assert set(kinds) >= {parent for parent in inside if "/" not in parent}
+                for name, kind in kinds.items():
                     assert (directory / name).stat().kind is kind
 
     def test_names_lead_back(self) -> None:

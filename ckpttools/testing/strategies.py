@@ -39,7 +39,7 @@ PACKED = tuple(dtype for dtype in DTYPES.values() if dtype.packed)
 _SIDES = (1, 1, 2, 3, 5, 7)
 _FLOATS = ("bfloat16", "float8_e4m3fn", "float32", "float64")
 # Larger arrays are not nested further, because every node may add axes and elements to its source.
-_MOST_AXES, _MOST_ELEMENTS = 6, 400
+_MAX_AXES, _MAX_ELEMENTS = 6, 400
 
 
 class Known(NamedTuple):
@@ -69,9 +69,9 @@ def _regions(draw: st.DrawFn, shape: Shape, empty: bool) -> Region:
     for length in shape:
         start = draw(st.integers(0, length if empty else length - 1))
         stop = draw(st.integers(start if empty else start + 1, length))
-        whole = draw(st.booleans())
-        starts.append(0 if whole else start)
-        stops.append(length if whole else stop)
+        is_complete = draw(st.booleans())
+        starts.append(0 if is_complete else start)
+        stops.append(length if is_complete else stop)
     return Region(tuple(starts), tuple(stops))
 
 
@@ -138,12 +138,12 @@ def chunked(truth: np.ndarray, dtype: DType, chunk: Shape) -> Chunked:
     """Return an array as a grid of chunks, each in its own file; padding beyond the edges is random."""
     parts: dict[Shape, Stored] = {}
     cells = list(grid_indices(truth.shape, chunk))
-    wholes = noise((len(cells), *chunk), dtype, seed=1)
+    all_chunks = noise((len(cells), *chunk), dtype, seed=1)
     for number, index in enumerate(cells):
         cell = grid_cell(truth.shape, chunk, index)
-        whole = wholes[number, ...]
-        whole[tuple(slice(0, n) for n in cell.shape)] = truth[cell.slices]
-        parts[index] = stored(whole, dtype, "/".join(map(str, index)))
+        full_chunk = all_chunks[number, ...]
+        full_chunk[tuple(slice(0, n) for n in cell.shape)] = truth[cell.slices]
+        parts[index] = stored(full_chunk, dtype, "/".join(map(str, index)))
     return Chunked(truth.shape, dtype, chunk, partial(_part, parts))
 
 
@@ -191,7 +191,7 @@ def lazy_arrays(
 
 def _array(draw: st.DrawFn, depth: int, values: bool, shape: Shape, dtype: DType) -> Known:
     kinds = ["leaf"]
-    if depth > 0 and len(shape) <= _MOST_AXES and prod(shape) <= _MOST_ELEMENTS:
+    if depth > 0 and len(shape) <= _MAX_AXES and prod(shape) <= _MAX_ELEMENTS:
         kinds += ["take", "relayout", "relayout"]
         kinds += ["stack"] if shape else []
         kinds += ["concat"] if shape and shape[0] > 1 else []
@@ -211,8 +211,8 @@ def _array(draw: st.DrawFn, depth: int, values: bool, shape: Shape, dtype: DType
         axis = draw(st.integers(0, len(shape) - 1))
         part = (*shape[:axis], *shape[axis + 1 :])
         parts = [inner(part, dtype) for _ in range(shape[axis])]
-        whole = stack([item.array for item in parts], axis)
-        return Known(whole, np.stack([item.truth for item in parts], axis))
+        stacked = stack([item.array for item in parts], axis)
+        return Known(stacked, np.stack([item.truth for item in parts], axis))
     if kind == "concat":
         cut = draw(st.integers(1, shape[0] - 1))
         parts = [inner((length, *shape[1:]), dtype) for length in (cut, shape[0] - cut)]
@@ -233,14 +233,14 @@ def _mean(parts: Sequence[Known], dtype: DType) -> Known:
     """Return a weighted mean with the weights 2/2, 3/2 and so on; every NaN has the same bits."""
     terms = [part.truth.view(part.array.dtype.numpy) for part in parts]
     with np.errstate(all="ignore"):
-        built, wide = (_weighted_sum(terms, item) for item in (dtype.numpy, np.dtype(np.float64)))
-        built = np.where(np.isfinite(built), built, wide).astype(dtype.numpy)
-    built[np.isnan(built)] = np.nan
+        result, wide = (_weighted_sum_of(terms, item) for item in (dtype.numpy, np.dtype(np.float64)))
+        result = np.where(np.isfinite(result), result, wide).astype(dtype.numpy)
+    result[np.isnan(result)] = np.nan
     array = mean([part.array for part in parts], range(2, len(parts) + 2), 2, dtype)
-    return Known(array, built.view(dtype.carrier))
+    return Known(array, result.view(dtype.carrier))
 
 
-def _weighted_sum(terms: Sequence[np.ndarray], dtype: np.dtype[np.generic]) -> np.ndarray:
+def _weighted_sum_of(terms: Sequence[np.ndarray], dtype: np.dtype[np.generic]) -> np.ndarray:
     total = np.zeros((), dtype)
     for k, item in enumerate(terms):
         term = item.astype(dtype) * dtype.type(k + 2)
@@ -258,7 +258,7 @@ def _draw_relayout(
     atoms = [0] * len(lengths)
     for number, length in zip(source_of, lengths, strict=True):
         atoms[number] = length
-    split = _grouped(draw, tuple(atoms))
+    split = _draw_groups(draw, tuple(atoms))
     source = inner(tuple(map(prod, split)), dtype)
     array = relayout(source.array, split, source_of, [len(group) for group in groups])
     return Known(array, source.truth.reshape(atoms).transpose(source_of).reshape(shape))
@@ -297,15 +297,15 @@ def _divisors(number: int) -> tuple[int, ...]:
 @st.composite
 def groupings(draw: st.DrawFn, items: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     """Return `items` in order in groups of one to three, sometimes with an empty group in front."""
-    return _grouped(draw, items)
+    return _draw_groups(draw, items)
 
 
-def _grouped(draw: st.DrawFn, items: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+def _draw_groups(draw: st.DrawFn, items: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     groups: list[tuple[int, ...]] = [()] * draw(st.integers(0, 1))
-    return (*groups, *_in_groups(draw, items))
+    return (*groups, *_divide_into_groups(draw, items))
 
 
-def _in_groups(draw: st.DrawFn, items: Sequence[_Thing]) -> list[tuple[_Thing, ...]]:
+def _divide_into_groups(draw: st.DrawFn, items: Sequence[_Thing]) -> list[tuple[_Thing, ...]]:
     """Divide `items` in order into groups of one to three."""
     groups: list[tuple[_Thing, ...]] = []
     rest = tuple(items)
@@ -353,16 +353,16 @@ def _side(draw: st.DrawFn, name: str, axes: Sequence[str], sizes: Mapping[str, i
     order = [axes[k] for k in draw(_in_any_order(range(len(axes))))]
     in_key = draw(st.integers(0, min(3, len(order))))
     key = name
-    for group in _in_groups(draw, order[:in_key]):
+    for group in _divide_into_groups(draw, order[:in_key]):
         count = prod(sizes[axis] for axis in group)
         style = draw(_one_of(("plain", "offset", "labels"))) if len(group) == 1 else "plain"
-        suffix = {"plain": "", "offset": "+3", "labels": ":" + ",".join(_words(count))}[style]
+        suffix = {"plain": "", "offset": "+3", "labels": ":" + ",".join(_random_names(count))}[style]
         key += ".at_{" + " ".join(group) + suffix + "}"
-    groups = _in_groups(draw, order[in_key:])
+    groups = _divide_into_groups(draw, order[in_key:])
     return key, " ".join(group[0] if len(group) == 1 else f"({' '.join(group)})" for group in groups)
 
 
-def _words(count: int) -> list[str]:
+def _random_names(count: int) -> list[str]:
     return ["".join(letters) for letters in itertools.islice(itertools.product("qkv", repeat=3), count)]
 
 
@@ -430,7 +430,7 @@ def many_leaves(count: int, dtype: DType = DTYPES["float32"]) -> Tree:
 @cache
 def _nested(dtypes: tuple[DType, ...], structure: bool, most_leaves: int) -> st.SearchStrategy[object]:
     """Return a cached strategy, because validating a recursive strategy takes longer than a draw."""
-    leaf = st.one_of(_arrays(dtypes), *([_others()] if structure else []))
+    leaf = st.one_of(_arrays(dtypes), *([_other_leaves()] if structure else []))
     inner = st.recursive(leaf, lambda below: _nodes(below, structure), max_leaves=most_leaves)
     return st.dictionaries(st.sampled_from(NAMES), inner, min_size=1, max_size=4)
 
@@ -448,7 +448,7 @@ def _seeded_array(shape: Shape, dtype: DType, seed: int) -> LazyArray:
     return stored(noise(shape, dtype, seed), dtype)
 
 
-def _others() -> st.SearchStrategy[Leaf]:
+def _other_leaves() -> st.SearchStrategy[Leaf]:
     kinds = st.sampled_from(("None", "Dict", "List"))
     return st.one_of(st.builds(Empty, kinds), st.builds(Text, st.text(max_size=8)))
 

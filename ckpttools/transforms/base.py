@@ -74,13 +74,13 @@ def move_leaves(tree: Tree, moves: Iterable[Move]) -> Tree:
             quantized weight would lose its scale.
         FormatError: A list would have gaps that it does not have in `tree`.
     """
-    listed = list(moves)
-    _check_paths(listed, tree.metadata.location)
-    new_tree = Tree({move.target: move.leaf for move in listed}, tree.metadata)
+    all_moves = list(moves)
+    _check_paths(all_moves, tree.metadata.location)
+    new_tree = Tree({move.target: move.leaf for move in all_moves}, tree.metadata)
     if tree.arrays and not new_tree.arrays:
         raise MappingError("no array is left", location=tree.metadata.location or None)
     _check_lists(new_tree, tree)
-    kept = {move.source: move for move in listed if move.source is not None}
+    kept = {move.source: move for move in all_moves if move.source is not None}
     if quantized_view(tree).weights:
         # Few checkpoints are quantized.
         from ckpttools.quantized.protection import refuse_separation
@@ -108,21 +108,21 @@ def _is_scalar(leaf: Leaf) -> bool:
 
 def _check_paths(moves: Iterable[Move], location: str) -> None:
     placed: dict[Path, Move] = {}
-    wrong: list[str] = []
+    invalid: list[str] = []
     for move in moves:
         other = placed.setdefault(move.target, move)
         if other is not move:
-            wrong.append(f"{other.origin} and {move.origin} both become {keystr(move.target)}")
+            invalid.append(f"{other.origin} and {move.origin} both become {keystr(move.target)}")
     for path, move in placed.items():
         above = next((path[:depth] for depth in range(len(path)) if path[:depth] in placed), None)
         if above is not None:
             other = placed[above]
-            wrong.append(
+            invalid.append(
                 f"{other.origin} becomes {keystr(above)}, {move.origin} {keystr(path)}, which is below it"
             )
-    if wrong:
+    if invalid:
         raise MappingError(
-            "several leaves would have the same path:" + listing(wrong),
+            "several leaves would have the same path:" + listing(invalid),
             location=location or None,
             hint=_RENAME,
         )

@@ -136,7 +136,7 @@ class CastMap:
 
             require_matches(self.dtypes, tree.arrays, tree.metadata.location)
             named = {path for path in tree.arrays if first_match(path, self.dtypes)}
-        expected, declared = self._spare_quantized(tree, dict(self._expected(tree)), named)
+        expected, declared = self._spare_quantized(tree, dict(self._changed_arrays(tree)), named)
         self._check(tree, expected)
         leaves = {
             path: _convert_array(leaf, expected[path], path)
@@ -176,7 +176,7 @@ class CastMap:
             return Transformed(tree)
         return Dequantize(dtype, self.dequantize_like)(tree)
 
-    def _expected(self, tree: Tree) -> Iterator[tuple[Path, DType]]:
+    def _changed_arrays(self, tree: Tree) -> Iterator[tuple[Path, DType]]:
         """Yield the arrays that change, with their new dtypes."""
         dtypes = {pattern: parse_dtype(item) for pattern, item in self.dtypes.items()}
         default = None if self.dtype is None else parse_dtype(self.dtype)
@@ -198,11 +198,11 @@ class CastMap:
                 expected="integers or floating-point numbers, not PRNG keys",
                 hint=f"use narrower patterns in {option('dtype_map')}",
             )
-        lossy = [path for path, pair in casts.items() if not _keeps_numbers(*pair)]
+        lossy = [path for path, pair in casts.items() if not _keeps_values(*pair)]
         if lossy and not self.force:
-            what, instead = _loss_and_remedy([casts[path] for path in lossy])
+            loss, instead = _loss_and_remedy([casts[path] for path in lossy])
             raise MappingError(
-                f"casting these arrays can lose {what}:{_list_casts(lossy, casts)}",
+                f"casting these arrays can lose {loss}:{_list_casts(lossy, casts)}",
                 location=tree.metadata.location or None,
                 hint=f"{instead}, or use {option('force', True)}",
             )
@@ -210,7 +210,7 @@ class CastMap:
 
 def can_cast(dtype: DType, to: DType) -> bool:
     """Return whether `CastMap` casts from one dtype to another without `force`."""
-    return _can_cast(dtype, to) and _keeps_numbers(dtype, to)
+    return _can_cast(dtype, to) and _keeps_values(dtype, to)
 
 
 def cast(array: LazyArray, dtype: DType) -> LazyArray:
@@ -255,7 +255,7 @@ def _is_exact(dtype: DType, to: DType) -> bool:
     return Cast(to).exactness(dtype).exact if dtype.is_float else _is_lossless(dtype, to)
 
 
-def _keeps_numbers(dtype: DType, to: DType) -> bool:
+def _keeps_values(dtype: DType, to: DType) -> bool:
     """Return whether a cast is between signed floating-point dtypes with zero, or is lossless."""
     return (dtype.is_float and to.is_of_weights) or _is_lossless(dtype, to)
 
@@ -341,8 +341,8 @@ class Convert:
 
     def _convert(self, block: np.ndarray, dtype: DType) -> np.ndarray:
         if self.to.is_float:
-            whole = not dtype.is_float and self.to.bits < 64
-            return round_constant(_as_float64(block, dtype) if whole else block, self.to)
+            is_integer_cast = not dtype.is_float and self.to.bits < 64
+            return round_constant(_as_float64(block, dtype) if is_integer_cast else block, self.to)
         return _to_integers(block, dtype, self.to)
 
     def _count_losses(self, block: np.ndarray, converted: np.ndarray, dtype: DType) -> dict[str, int]:
@@ -370,10 +370,10 @@ def _as_float64(block: np.ndarray, dtype: DType) -> np.ndarray:
         return block.astype(np.float64)
     # Rounded to odd: float64's last bit records whether bits were cut off, which later decides ties.
     cut = block & block.dtype.type((1 << _SURPLUS_BITS) - 1) != 0
-    odd = (block >> _SURPLUS_BITS | cut.astype(block.dtype)) << _SURPLUS_BITS
+    rounded_to_odd = (block >> _SURPLUS_BITS | cut.astype(block.dtype)) << _SURPLUS_BITS
     limit = 1 << 53
     fits = (block <= limit) & (block >= -limit) if dtype.kind == "int" else block <= limit
-    return np.where(fits, block, odd).astype(np.float64)
+    return np.where(fits, block, rounded_to_odd).astype(np.float64)
 
 
 def _to_integers(block: np.ndarray, dtype: DType, to: DType) -> np.ndarray:
@@ -403,7 +403,7 @@ def _plain_dtype(dtype: DType) -> np.dtype[np.generic]:
 def _count_float_losses(block: np.ndarray, converted: np.ndarray, dtype: DType, to: DType) -> dict[str, int]:
     import numpy as np
 
-    if to.bits == 16 and (fewer := _underflowed(block, converted, dtype)) is not None:
+    if to.bits == 16 and (fewer := _count_underflows(block, converted, dtype)) is not None:
         return {"underflowed": fewer} if fewer else {}
     counts = {"underflowed": _count(_is_zero(converted, to), lambda: _numbers(block, dtype) != 0)}
     if to.has_nan:
@@ -420,7 +420,7 @@ def _are_flat(*arrays: np.ndarray) -> bool:
     return all(array.flags.c_contiguous for array in arrays)
 
 
-def _underflowed(block: np.ndarray, converted: np.ndarray, dtype: DType) -> int | None:
+def _count_underflows(block: np.ndarray, converted: np.ndarray, dtype: DType) -> int | None:
     """Count 16-bit values that became zero; None if some are infinite or NaN.
 
     Takes half as many passes as counting all outcomes.

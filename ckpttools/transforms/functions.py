@@ -61,8 +61,8 @@ class MapArrays:
         """
         moves_by_path = {path: self._map_array(path, array) for path, array in tree.arrays.items()}
         dropped = tuple(keystr(path) for path, move in moves_by_path.items() if move is None)
-        kept = (moves_by_path.get(path, Move(path, path, leaf)) for path, leaf in tree.items())
-        return Transformed(move_leaves(tree, (move for move in kept if move)), Notes(dropped=dropped))
+        moves = (moves_by_path.get(path, Move(path, path, leaf)) for path, leaf in tree.items())
+        return Transformed(move_leaves(tree, (move for move in moves if move)), Notes(dropped=dropped))
 
     def _map_array(self, path: Path, array: LazyArray) -> Move | None:
         try:
@@ -109,7 +109,7 @@ def mapped_by(by: Mapper, *, strict: bool = False) -> Transform:
     """
     match by:
         case str() | FilePath():
-            return _named(str(by), strict)
+            return _transform_by_name(str(by), strict)
         case Remap():
             return replace(by, strict=strict or by.strict)
         case Mapping():
@@ -120,17 +120,17 @@ def mapped_by(by: Mapper, *, strict: bool = False) -> Transform:
             return MapArrays(by, name)
 
 
-def _named(spec: str, strict: bool) -> Transform:
-    home, colon, name = spec.rpartition(":")
+def _transform_by_name(spec: str, strict: bool) -> Transform:
+    module, colon, name = spec.rpartition(":")
     if not colon:
         return read_rules(FilePath(spec), strict=strict)
     _refuse_strict(spec, strict)
     check_code("map", spec)
-    function = getattr(_module(home, spec), name, None)
+    function = getattr(_module(module, spec), name, None)
     if not callable(function):
-        known = [item for item, value in vars(_module(home, spec)).items() if callable(value)]
+        known = [item for item, value in vars(_module(module, spec)).items() if callable(value)]
         raise UsageError(
-            f"{home} has no function {name}",
+            f"{module} has no function {name}",
             location=spec,
             hint=did_you_mean(name, known),
         )
@@ -142,15 +142,15 @@ def _refuse_strict(name: str, strict: bool) -> None:
         raise UsageError("a function decides about every array itself", got=f"{option('strict')} with {name}")
 
 
-def _module(home: str, spec: str) -> ModuleType:
-    is_file = home.endswith(".py")
-    if is_file and not FilePath(home).exists():
-        raise MissingPathError(f"{home} does not exist", hint="check the spelling of the path")
+def _module(name: str, spec: str) -> ModuleType:
+    is_file = name.endswith(".py")
+    if is_file and not FilePath(name).exists():
+        raise MissingPathError(f"{name} does not exist", hint="check the spelling of the path")
     try:
-        return _load(FilePath(home)) if is_file else importlib.import_module(home)
+        return _load(FilePath(name)) if is_file else importlib.import_module(name)
     except Exception as error:
         raise (FormatError if is_file else UsageError)(
-            f"cannot import {home}",
+            f"cannot import {name}",
             location=spec,
             got=f"{type(error).__name__}: {error}",
             hint=None if is_file else "for a function in a file, give its path: ./names.py:function",
@@ -262,10 +262,10 @@ def _leaves(node: Any, path: Path) -> Iterator[tuple[Path, Leaf]]:
         case str():
             yield path, Text(node)
         case _:
-            yield path, _in_memory(node)
+            yield path, _wrap_array(node)
 
 
-def _in_memory(value: Any) -> InMemory:
+def _wrap_array(value: Any) -> InMemory:
     import numpy as np
 
     array = value if hasattr(value, "dtype") else np.asarray(value)
@@ -319,6 +319,6 @@ def _host_array(array: Derived) -> Any:
     import numpy as np
 
     source = value_of(array.source)
-    there = InMemory(array.source.shape, array.source.dtype, np.asarray(source))
-    computed = replace(array, source=there).read()
+    host_array = InMemory(array.source.shape, array.source.dtype, np.asarray(source))
+    computed = replace(array, source=host_array).read()
     return source.__array_namespace__().asarray(computed, device=source.device)

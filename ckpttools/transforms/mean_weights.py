@@ -17,7 +17,7 @@ from ckpttools.core.message_terms import option
 
 Decay = Literal["cosine", "linear", "sqrt"]
 # Maximum power of two between the largest weight and 1: beyond it, products leave float32's range.
-_MOST_EXPONENT = 16
+_MAX_EXPONENT = 16
 DECAYS: Mapping[str, Callable[[float], float]] = {
     "cosine": lambda t: (1 + cos(pi * t)) / 2,
     "linear": lambda t: 1 - t,
@@ -34,7 +34,7 @@ class WeightedMean(NamedTuple):
     @property
     def is_far_from_one(self) -> bool:
         """Return whether products leave float32's range although the weights themselves do not."""
-        return abs(_exponent(self.weights)) > _MOST_EXPONENT
+        return abs(_exponent(self.weights)) > _MAX_EXPONENT
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class MeanWeights:
                 got=", ".join(f"{weight:g}" for weight in weights),
                 hint=f"for a sum or a difference, use {option('normalize', False)}",
             )
-        return _near_one(weights, total)
+        return _scale_near_one(weights, total)
 
     def _weights(self, count: int) -> Sequence[float]:
         if self.ema is not None:
@@ -103,10 +103,10 @@ class MeanWeights:
         return [1.0] * count if self.weights is None else self.weights
 
 
-def _near_one(weights: Sequence[float], total: float) -> WeightedMean:
+def _scale_near_one(weights: Sequence[float], total: float) -> WeightedMean:
     """Scale the weights so that no product is lost below the smallest float32 number."""
     exponent = _exponent(weights)
-    shift = -exponent if abs(exponent) > _MOST_EXPONENT else 0
+    shift = -exponent if abs(exponent) > _MAX_EXPONENT else 0
     return WeightedMean(tuple(ldexp(weight, shift) for weight in weights), ldexp(total, shift))
 
 

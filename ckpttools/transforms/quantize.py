@@ -42,7 +42,7 @@ _BLOCK = 128
 # Bits per element of unquantized arrays in published models.
 _PUBLISHED_BITS = 16
 # Maximum number of patterns listed in a command.
-_FEW = 4
+_MAX_SUGGESTED = 4
 _TEXT, _HIDDEN, _KIND, _GPT_OSS = "text_config", "hidden_size", "model_type", "gpt_oss"
 
 
@@ -81,8 +81,10 @@ class TargetScheme:
 def _is_fp8(name: str, array: LazyArray, model: Model) -> bool:
     if is_linear(name, array):
         return True
-    apart = model.kind in SEPARATE_EXPERTS and MLP_EXPERTS in name
-    return apart and is_fused(name, array) and is_out_first(name, array, model.hidden) is not False
+    is_separate_expert = model.kind in SEPARATE_EXPERTS and MLP_EXPERTS in name
+    return (
+        is_separate_expert and is_fused(name, array) and is_out_first(name, array, model.hidden) is not False
+    )
 
 
 def _fp8(name: str, array: LazyArray) -> dict[str, LazyArray]:
@@ -172,46 +174,46 @@ class Quantize:
         """
         refuse_quantized(tree, by_config=True)
         named = by_name(tree.arrays)
-        how, chosen = SCHEMES[self.scheme], self._chosen_paths(tree)
-        unquantized = {path: item for path, item in tree.arrays.items() if path not in chosen}
+        scheme, paths = SCHEMES[self.scheme], self._chosen_paths(tree)
+        unquantized = {path: item for path, item in tree.arrays.items() if path not in paths}
         leaves: dict[Path, Leaf] = {}
         for path, leaf in tree.items():
-            if path in chosen:
-                leaves |= _renamed(path, how.built(dotted(path), tree.arrays[path]))
+            if path in paths:
+                leaves |= _quantized_paths(path, scheme.built(dotted(path), tree.arrays[path]))
             else:
-                leaves[path] = self._in_dtype(path, unquantized[path]) if path in unquantized else leaf
-        config = _with_scheme(tree.metadata.config, named, {dotted(path) for path in chosen}, how)
+                leaves[path] = self._cast_array(path, unquantized[path]) if path in unquantized else leaf
+        config = _with_scheme(tree.metadata.config, named, {dotted(path) for path in paths}, scheme)
         quantized = Tree(leaves, tree.metadata).with_metadata(config=config)
-        return Transformed(quantized, self._notes(tree, chosen, unquantized))
+        return Transformed(quantized, self._notes(tree, paths, unquantized))
 
     def _chosen_paths(self, tree: Tree) -> set[Path]:
         """Return the paths of the arrays to quantize."""
         require_matches(self.exclude, tree.arrays, tree.metadata.location)
-        how, model = SCHEMES[self.scheme], _model(tree.metadata.config)
-        chosen = {
+        scheme, model = SCHEMES[self.scheme], _model(tree.metadata.config)
+        paths = {
             path
             for path, array in tree.arrays.items()
-            if how.takes(dotted(path), array, model) and not first_match(path, self.exclude)
+            if scheme.takes(dotted(path), array, model) and not first_match(path, self.exclude)
         }
-        if not chosen:
+        if not paths:
             raise UsageError(
                 "no array can be quantized",
                 location=tree.metadata.location or None,
-                expected=how.what,
+                expected=scheme.what,
                 hint=f"{action('inspect.names', tree.metadata.location or 'SRC')} shows all names",
             )
-        return chosen
+        return paths
 
-    def _in_dtype(self, path: Path, array: LazyArray) -> LazyArray:
+    def _cast_array(self, path: Path, array: LazyArray) -> LazyArray:
         return array if self.dtype is None or is_table(path) else cast(array, self.dtype)
 
-    def _notes(self, tree: Tree, chosen: Collection[Path], unquantized: Mapping[Path, LazyArray]) -> Notes:
-        how = SCHEMES[self.scheme]
-        inexact = [Note.of_arrays(len(chosen), how.words)]
+    def _notes(self, tree: Tree, paths: Collection[Path], unquantized: Mapping[Path, LazyArray]) -> Notes:
+        scheme = SCHEMES[self.scheme]
+        inexact = [Note.of_arrays(len(paths), scheme.words)]
         if self.dtype is not None:
             floats = {dotted(path): item for path, item in unquantized.items() if not is_table(path)}
             inexact += cast_notes(floats, self.dtype)
-        remarks = [*_remarks(tree, chosen, how)]
+        remarks = [*_remarks(tree, paths, scheme)]
         remarks += _wide(unquantized) if self.dtype is None else ()
         return Notes(tuple(inexact), remarks=tuple(remarks))
 
@@ -226,8 +228,8 @@ def refuse_quantized(tree: Tree, *, by_config: bool = False, hint: str | None = 
     """
     view = quantized_view(tree)
     if view.weights or (by_config and view.declared is not None):
-        if view.faults and not view.by_headers.is_whole:
-            raise unreadable_error(view.by_headers, view.declared, tree.metadata.location)
+        if view.faults and not view.weights_from_headers.is_whole:
+            raise unreadable_error(view.weights_from_headers, view.declared, tree.metadata.location)
         raise FormatError(
             "weights are already quantized",
             location=tree.metadata.location or None,
@@ -236,7 +238,7 @@ def refuse_quantized(tree: Tree, *, by_config: bool = False, hint: str | None = 
         )
 
 
-def _renamed(path: Path, arrays: Mapping[str, LazyArray]) -> dict[Path, LazyArray]:
+def _quantized_paths(path: Path, arrays: Mapping[str, LazyArray]) -> dict[Path, LazyArray]:
     """Return the quantized arrays by path. Names that are a single key remain a single key."""
     if len(path) == 1:
         return {(name,): item for name, item in arrays.items()}
@@ -258,12 +260,15 @@ def _model(config: Mapping[str, Any] | None) -> Model:
 def _with_scheme(
     config: Mapping[str, Any] | None,
     arrays: Mapping[str, LazyArray],
-    chosen: Collection[str],
-    how: TargetScheme,
+    names: Collection[str],
+    scheme: TargetScheme,
 ) -> Mapping[str, Any] | None:
     if config is None:
         return None
-    return {**config, FIELD: {**how.declared, "modules_to_not_convert": unquantized_modules(arrays, chosen)}}
+    return {
+        **config,
+        FIELD: {**scheme.declared, "modules_to_not_convert": unquantized_modules(arrays, names)},
+    }
 
 
 def _wide(unquantized: Mapping[Path, LazyArray]) -> Iterator[str]:
@@ -283,22 +288,22 @@ def _wide(unquantized: Mapping[Path, LazyArray]) -> Iterator[str]:
         )
 
 
-def _remarks(tree: Tree, chosen: Collection[Path], how: TargetScheme) -> Iterator[str]:
+def _remarks(tree: Tree, paths: Collection[Path], how: TargetScheme) -> Iterator[str]:
     if tree.metadata.config is None:
         yield f"there is no config.json, so loaders must be given {dict(how.declared)}"
     fused = [path for path, array in tree.arrays.items() if is_fused(dotted(path), array)]
-    skipped = [path for path in fused if path not in chosen]
+    skipped = [path for path in fused if path not in paths]
     if skipped:
         other = _scheme_for(dotted(skipped[0]), tree.arrays[skipped[0]], tree.metadata.config)
         instead = f"; {option('scheme', other)} is for those" if other else ""
         yield (
             f"not quantized: {array_count(skipped)} of fused experts; this scheme is for {how.what}{instead}"
         )
-    yield from _half_quantized(tree, chosen, how)
+    yield from _partly_fused_warnings(tree, paths, how)
     block = how.declared.get("weight_block_size")
     uneven = [
         dotted(path)
-        for path in sorted(chosen)
+        for path in sorted(paths)
         if block and any(_is_uneven(m, block) for _, m in single_matrices(dotted(path), tree.arrays[path]))
     ]
     if uneven:
@@ -310,18 +315,18 @@ def _remarks(tree: Tree, chosen: Collection[Path], how: TargetScheme) -> Iterato
         )
 
 
-def _half_quantized(tree: Tree, chosen: Collection[Path], how: TargetScheme) -> Iterator[str]:
+def _partly_fused_warnings(tree: Tree, paths: Collection[Path], scheme: TargetScheme) -> Iterator[str]:
     """Yield a warning about excluded matrices that vLLM fuses with quantized ones."""
-    model, names = _model(tree.metadata.config), {dotted(path) for path in chosen}
+    model, names = _model(tree.metadata.config), {dotted(path) for path in paths}
     quantizable = [
-        dotted(path) for path, array in tree.arrays.items() if how.takes(dotted(path), array, model)
+        dotted(path) for path, array in tree.arrays.items() if scheme.takes(dotted(path), array, model)
     ]
     half = half_quantized_experts(
         names.intersection(quantizable), (item for item in quantizable if item not in names)
     )
     if half:
         patterns = _patterns(sort_naturally(half), names)
-        few = len(patterns) <= _FEW
+        few = len(patterns) <= _MAX_SUGGESTED
         options = (
             repeated_option("exclude", patterns)
             if few
@@ -347,7 +352,7 @@ def _patterns(names: Sequence[str], quantized: Collection[str]) -> list[str]:
 
 def _scheme_for(name: str, array: LazyArray, config: Mapping[str, Any] | None) -> str | None:
     """Return the first scheme that applies to an array."""
-    return next((item for item, how in SCHEMES.items() if how.takes(name, array, _model(config))), None)
+    return next((item for item, scheme in SCHEMES.items() if scheme.takes(name, array, _model(config))), None)
 
 
 def _is_uneven(array: LazyArray, block: Sequence[int]) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from ckpttools.array.tree import Tree
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import CheckpointError, MappingError, UnknownNameError, near_names
+from ckpttools.core.errors import CheckpointError, MappingError, UnknownNameError, similar_names
 from ckpttools.core.message_terms import traceback_term
 from ckpttools.core.options import Option, parse_options
 from ckpttools.core.plugins import load_group
@@ -106,7 +106,7 @@ def help_of(name: str) -> str:
 
 def _build_transform(name: str) -> Maker:
     if name not in transforms():
-        near = near_names(name, transforms(), 1)
+        near = similar_names(name, transforms(), 1)
         raise UnknownNameError(
             f"unknown transform {name!r}",
             expected=", ".join(transforms()) or "a transform of an installed package",

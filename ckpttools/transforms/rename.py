@@ -21,7 +21,7 @@ from pathlib import Path as FilePath
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Path, Tree, dotted, keystr
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import CoverageError, MappingError, listing, near_names, system_error
+from ckpttools.core.errors import CoverageError, MappingError, listing, similar_names, system_error
 from ckpttools.core.notes import Notes
 from ckpttools.mapping.axes import parse_side
 from ckpttools.mapping.build import Mapped
@@ -66,22 +66,26 @@ class Rule:
     def _check_labels(self) -> None:
         """Raise MappingError if labels would be replaced by their indices, or lost."""
         targets = {slot(item): item for item in self.target_template.fields} if self.target_template else {}
-        for mine in self.template.fields:
-            other = targets.get(slot(mine))
-            if mine.labels and other is not None and not other.labels:
-                numbers = ",".join(map(str, range(len(mine.labels))))
+        for template_field in self.template.fields:
+            other = targets.get(slot(template_field))
+            if template_field.labels and other is not None and not other.labels:
+                numbers = ",".join(map(str, range(len(template_field.labels))))
                 raise MappingError(
                     "a field has labels in one name of a rule, but numbers in the other",
                     location=self,
                     got=str(other),
-                    expected=f"labels, as in {mine}",
-                    hint=f"to use numbers, list them: {{{mine.axes[0]}:{numbers}}}",
+                    expected=f"labels, as in {template_field}",
+                    hint=f"to use numbers, list them: {{{template_field.axes[0]}:{numbers}}}",
                 )
-            if mine.labels and other is not None and len(mine.labels) != len(other.labels):
+            if (
+                template_field.labels
+                and other is not None
+                and len(template_field.labels) != len(other.labels)
+            ):
                 raise MappingError(
                     "the labels of a field differ in number between the two names of a rule",
                     location=self,
-                    got=f"{len(mine.labels)} in {mine}, {len(other.labels)} in {other}",
+                    got=f"{len(template_field.labels)} in {template_field}, {len(other.labels)} in {other}",
                     expected="one label for each label in the other name, in the same order",
                 )
 
@@ -182,15 +186,15 @@ class Remap:
                 shape that a rule with axes requires.
             ShapeError: The length of an axis cannot be inferred.
         """
-        matches = {path: self._taken(path) for path in tree}
+        matches = {path: self._match_rule(path) for path in tree}
         self._check_used(tree, [match[0] for match in matches.values() if match])
         if self.strict:
             self._check_all([path for path in tree.arrays if matches[path] is None])
         dropped = [p for p in tree.arrays if (match := matches[p]) and match[0].target is None]
-        moves = [*_renamed(tree, matches), *self._arrange_axes(tree, matches)]
+        moves = [*_moves_of_renames(tree, matches), *self._arrange_axes(tree, matches)]
         return Transformed(move_leaves(tree, moves), Notes(dropped=tuple(map(keystr, dropped))))
 
-    def _taken(self, path: Path) -> tuple[Rule, Bindings] | None:
+    def _match_rule(self, path: Path) -> tuple[Rule, Bindings] | None:
         """Return the rule for a leaf, and its field values."""
         matches = ((rule, rule.match(path)) for rule in self.rules)
         return next(((rule, filled) for rule, filled in matches if filled), None)
@@ -208,7 +212,7 @@ class Remap:
                 )
             # Both ways of joining keys are listed, because joining may be the mistake.
             names = dict.fromkeys(join(path) for join in (rule.name, keystr, dotted) for path in tree)
-            near = near_names(rule.source, names, 1)
+            near = similar_names(rule.source, names, 1)
             raise MappingError(
                 "a rule matches nothing, or only leaves of an earlier rule",
                 location=f"{self.location}: {rule}",
@@ -278,7 +282,7 @@ class Remap:
             ) from error
 
 
-def _renamed(tree: Tree, matches: Mapping[Path, tuple[Rule, Bindings] | None]) -> Iterator[Move]:
+def _moves_of_renames(tree: Tree, matches: Mapping[Path, tuple[Rule, Bindings] | None]) -> Iterator[Move]:
     """Return the moves of leaves that are only renamed."""
     for path, match in matches.items():
         if match is None:
@@ -289,7 +293,7 @@ def _renamed(tree: Tree, matches: Mapping[Path, tuple[Rule, Bindings] | None]) -
             yield Move(path, rule.path(rule.target_template.format(filled), path), tree[path])
 
 
-_FILE_OF_RULES = "check the path; pass a file of rules (.toml, .json), module:function or file.py:function"
+_RULES_FILE_HINT = "check the path; pass a file of rules (.toml, .json), module:function or file.py:function"
 
 
 def read_rules(file: FilePath, *, strict: bool = False) -> Remap:
@@ -303,7 +307,7 @@ def read_rules(file: FilePath, *, strict: bool = False) -> Remap:
     try:
         content = file.read_text()
     except OSError as error:
-        raise system_error("cannot read", file, error, _FILE_OF_RULES) from error
+        raise system_error("cannot read", file, error, _RULES_FILE_HINT) from error
     except UnicodeDecodeError as error:
         raise MappingError("a file of rules must be text in UTF-8", location=file, got=error) from error
     try:
@@ -399,7 +403,7 @@ class Template:
 
     def match(self, name: str) -> Bindings | None:
         """Match `name`. Returns its field values, or None if it does not match."""
-        readings = ((self._numbers(numbers), text) for numbers, text in self._readings(name))
+        readings = ((self._slot_values(numbers), text) for numbers, text in self._readings(name))
         return next((Bindings(numbers, text) for numbers, text in readings if numbers is not None), None)
 
     def _readings(self, name: str) -> Iterator[tuple[Sequence[int], str | None]]:
@@ -412,7 +416,7 @@ class Template:
                 for stop, rest in self.after.readings(name, 0, start):
                     yield from [((*numbers, *rest), name[end:start])] if stop == len(name) else ()
 
-    def _numbers(self, numbers: Sequence[int]) -> dict[Slot, int] | None:
+    def _slot_values(self, numbers: Sequence[int]) -> dict[Slot, int] | None:
         """Return the numbers by slot; None if a slot has several numbers."""
         pairs = set(zip(map(slot, self.fields), numbers, strict=True))
         by_slot = dict(pairs)

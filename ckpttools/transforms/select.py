@@ -8,12 +8,12 @@ from ckpttools.array.patterns import first_match, prefixes
 from ckpttools.array.tree import Path, Tree, dotted, keystr
 from ckpttools.core.argument_checks import validate_fields
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import UsageError, near_names
+from ckpttools.core.errors import UsageError, similar_names
 from ckpttools.core.message_terms import action, quoted_option
 from ckpttools.core.notes import Notes
 from ckpttools.transforms.base import Move, Transformed, move_leaves
 
-_MOST_NAMED = 8
+_MAX_NAMED = 8
 
 
 @validate_fields
@@ -41,8 +41,8 @@ class Select:
             UsageError: A pattern matches nothing, no name has the prefix, or no array is left.
             FormatError: The remaining elements of a list are not its first ones.
         """
-        kept = _matched(tree, self.keep) if self.keep else set(tree)
-        kept -= _matched(tree, self.drop)
+        kept = _match_paths(tree, self.keep) if self.keep else set(tree)
+        kept -= _match_paths(tree, self.drop)
         names = _cut_prefix(tree, self.prefix) if self.prefix else {path: path for path in tree}
         kept &= names.keys()
         dropped = [path for path in tree.arrays if path not in kept]
@@ -73,12 +73,12 @@ def _cut_prefix(tree: Tree, prefix: str) -> dict[Path, Path]:
     if cut:
         return cut
     known = {name.partition(".")[0] for name in map(dotted, tree)}
-    near = near_names(prefix.strip("./"), known)
+    near = similar_names(prefix.strip("./"), known)
     raise UsageError(
         "no name begins with this prefix",
         location=tree.metadata.location or None,
         got=prefix,
-        expected=f"one of {', '.join(sorted(known)[:_MOST_NAMED])}",
+        expected=f"one of {', '.join(sorted(known)[:_MAX_NAMED])}",
         hint=f"did you mean {' or '.join(near)}?"
         if near
         else "a prefix consists of complete words between dots",
@@ -113,7 +113,7 @@ def require_matches(patterns: Iterable[str], paths: Iterable[Path], location: st
 
 def unmatched(pattern: str, paths: Sequence[Path], location: str, expected: str | None = None) -> UsageError:
     """Create the error for a pattern that matches no path, with similar paths and their kind."""
-    near = [_as_pattern(name, paths) for name in near_names(pattern.strip("*/."), _names(paths))]
+    near = [_as_pattern(name, paths) for name in similar_names(pattern.strip("*/."), _names(paths))]
     return UsageError(
         "no array name matches the pattern",
         location=location or None,
@@ -130,7 +130,7 @@ def _as_pattern(name: str, paths: Sequence[Path]) -> str:
     return name if any(first_match(path, (name,)) for path in paths) else f"'*{name}*'"
 
 
-def _matched(tree: Tree, patterns: Sequence[str]) -> set[Path]:
+def _match_paths(tree: Tree, patterns: Sequence[str]) -> set[Path]:
     require_matches(patterns, tree, tree.metadata.location)
     return {path for path in tree if first_match(path, patterns)}
 

@@ -45,10 +45,12 @@ def strip_wrappers(tree: Tree, drop: Collection[str] = ()) -> Transformed:
     if (not outer and not stripped) or len({*plain.values()}) < len(plain):
         return Transformed(tree, Notes())
     other_paths = [path for path in tree.arrays if path not in plain and path not in tree.metadata.scalars]
-    stays = dict.fromkeys([*other_paths, *_list_siblings(tree, other_paths)])
+    kept_paths = dict.fromkeys([*other_paths, *_list_siblings(tree, other_paths)])
     moves = [Move(path, (name,), tree[path]) for path, name in plain.items()]
-    moves += [Move(path, path, tree[path]) for path in stays]
-    numbers = [dotted(path) for path in tree.arrays if path in tree.metadata.scalars and path not in stays]
+    moves += [Move(path, path, tree[path]) for path in kept_paths]
+    numbers = [
+        dotted(path) for path in tree.arrays if path in tree.metadata.scalars and path not in kept_paths
+    ]
     return Transformed(move_leaves(tree, moves), Notes(remarks=tuple(_remarks(outer, stripped, numbers))))
 
 
@@ -89,7 +91,7 @@ def drop_states(tree: Tree, drop: Collection[str] = ()) -> Transformed:
     left = {*states, *buffers}
     if not left:
         return Transformed(tree, Notes())
-    kept = [Move(path, path, leaf) for path, leaf in tree.items() if path not in left]
+    moves = [Move(path, path, leaf) for path, leaf in tree.items() if path not in left]
     remarks = []
     if states:
         remarks.append(
@@ -98,10 +100,10 @@ def drop_states(tree: Tree, drop: Collection[str] = ()) -> Transformed:
     if buffers:
         names_of_buffers = sample_names([dotted(path) for path in buffers])
         remarks.append(f"left out, because models recompute these buffers: {names_of_buffers}")
-    return Transformed(move_leaves(tree, kept), Notes(remarks=tuple(remarks)))
+    return Transformed(move_leaves(tree, moves), Notes(remarks=tuple(remarks)))
 
 
-def patterns_of_others(tree: Tree, drop: Collection[str] = ()) -> list[str]:
+def patterns_outside_state_dict(tree: Tree, drop: Collection[str] = ()) -> list[str]:
     """Return patterns for the arrays outside a model's state dict, such as those of an optimizer.
 
     The list is empty if there are none.
@@ -142,7 +144,7 @@ def _strip_names(names: dict[Path, str]) -> tuple[dict[Path, str], list[str]]:
         before = names
         for item in filter(_may_be_wrapped, names.values()):
             stripped.update((f"{word}.", None) for word in item.split(".")[:-1] if word in _WRAPPERS)
-        names = {path: _unwrapped_name(name) for path, name in names.items()}
+        names = {path: _unwrap_name(name) for path, name in names.items()}
         for prefix, is_prefix in ((_MODULE, _all_start_with), (_MODEL, _has_doubled_prefix)):
             if is_prefix(names.values(), prefix):
                 stripped[prefix] = None
@@ -156,7 +158,7 @@ def _may_be_wrapped(name: str) -> bool:
     return any(word in name for word in _WRAPPERS)
 
 
-def _unwrapped_name(name: str) -> str:
+def _unwrap_name(name: str) -> str:
     if not _may_be_wrapped(name):
         return name
     *above, last = name.split(".")

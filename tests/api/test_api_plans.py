@@ -164,7 +164,7 @@ class TestPlansOfTrees:
             call = {"name": name, "arguments": {"source": str(SHARDED), "destination": "x"}}
             object.__setattr__(file.header, "call", call)
             with pytest.raises((FormatError, UsageError)):
-                publishing.replanned(file, publishing.Relocation())
+                publishing.replan_file(file, publishing.Relocation())
 
 
 class TestPublishing:

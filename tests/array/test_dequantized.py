@@ -294,9 +294,9 @@ def test_zero_scale_is_allowed_for_zero_codes(scheme):
     assert value_faults(by_name(weight.tree.arrays), [result]).not_positive == ()
     bytes_[-1, -1] ^= 0x20
     codes[at] = bytes_.view(codes.dtype)
-    assert value_faults(by_name(weight.tree.arrays), [result]).not_positive == (f"{result.scaled_by}: 0",)
+    assert value_faults(by_name(weight.tree.arrays), [result]).not_positive == (f"{result.scale_names}: 0",)
     (told,) = (remark for remark in Dequantize()(weight.tree).notes.remarks if "zero or negative" in remark)
-    assert f"({result.scaled_by}: 0)" in told
+    assert f"({result.scale_names}: 0)" in told
 
 
 def test_zero_scale_is_reported_next_to_nan_scale():
@@ -304,7 +304,7 @@ def test_zero_scale_is_reported_next_to_nan_scale():
     weight.arrays[f"{weight.name}_scale_inv"][:] = [[0, np.nan], [1, 1]]
     (result,) = quantized_view(weight.tree).readable.values()
     declared = value_faults(by_name(weight.tree.arrays), [result])
-    assert declared.damaged and declared.not_positive == (f"{result.scaled_by}: 0",)
+    assert declared.damaged and declared.not_positive == (f"{result.scale_names}: 0",)
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf])

@@ -197,7 +197,7 @@ def test_stored_array_reads_its_declared_ranges(data):
         cost = array.read_cost(region)
     nbytes = sum(n for _, n in seen)
     assert cost == ReadCost(nbytes, len(seen))
-    growth = storing._MOST_GROWTH * region.size * dtype.itemsize
+    growth = storing._MAX_GROWTH * region.size * dtype.itemsize
     assert nbytes <= max(growth, short * count_runs(shape, region))
     assert len(seen) <= count_runs(shape, region)
     assert all(start >= 7 and start + n <= 7 + array.nbytes for start, n in seen)
@@ -253,7 +253,7 @@ def test_expressions_read_their_declared_cost(data):
         array.read(region)
         cost = array.read_cost(region)
     nbytes = sum(n for _, n in seen)
-    assert nbytes <= cost.nbytes <= storing._MOST_GROWTH * region.size * 2
+    assert nbytes <= cost.nbytes <= storing._MAX_GROWTH * region.size * 2
     assert nbytes >= region.size * 2
 
 

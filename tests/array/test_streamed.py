@@ -26,7 +26,7 @@ from support.trees import lazy
 from ckpttools import MemoryBudgetError, Metadata, Region, Tree
 from ckpttools.formats.placement import ChunkFiles
 from ckpttools.plan import task as tasks
-from ckpttools.plan.task import cut_in_order, grid_boxes, prices, task_sizes
+from ckpttools.plan.task import grid_boxes, prices, split_in_order, task_sizes
 from ckpttools.stores.costs import Streams
 from ckpttools.testing.strategies import chunk_shapes, lazy_arrays
 
@@ -65,7 +65,7 @@ def test_tasks_write_each_file_from_its_beginning_to_its_end(data):
     limit = data.draw(st.integers(placement.itemsize, 4096))
     runs = defaultdict(list)
     seen = 0
-    for task in cut_in_order(("a",), array, placement, limit):
+    for task in split_in_order(("a",), array, placement, limit):
         assert task.bytes_out <= limit
         seen += task.region.size
         for run in placement.runs(task.region):
@@ -92,7 +92,7 @@ def test_small_tasks_read_no_more_than_large_tasks(data):
     assert min(64, limit) <= size <= limit
 
     def reads(size):
-        first = next(cut_in_order(("a",), array, placement, size))
+        first = next(split_in_order(("a",), array, placement, size))
         return prices(array).of(array.read_cost(first.region)) / first.region.size
 
     if array.size:
@@ -103,7 +103,7 @@ def test_oversized_encoded_chunk_is_refused():
     array = lazy(np.zeros((4, 4), np.float32))
     placement = Placement((4, 4), array.dtype.itemsize, (4, 4), Appended("d", 99), Zstd(3))
     with pytest.raises(MemoryBudgetError, match="an encoded chunk does not fit"):
-        list(cut_in_order(("a",), array, placement, placement.chunk_nbytes - 1))
+        list(split_in_order(("a",), array, placement, placement.chunk_nbytes - 1))
 
 
 @settings(max_examples=50)

@@ -17,7 +17,7 @@ from ckpttools.compare.measure import (
     IN_FLOAT32,
     SCRATCH_BYTES,
     Deviation,
-    _of_part,
+    _measure_part,
     as_doubles,
     block_elements,
     coarser,
@@ -66,7 +66,7 @@ def through_float32(a: np.ndarray, b: np.ndarray, dtype: DType, tolerances: Tole
 @given(dtype=DTYPE, seed=st.integers(0, 999), size=st.integers(1, 400))
 def test_exact_comparison_counts_every_difference(dtype: DType, seed: int, size: int):
     a, b = pair(dtype, seed, size)
-    assert through_float32(a, b, dtype, EXACT) == _of_part(a, b, (dtype, dtype), EXACT)
+    assert through_float32(a, b, dtype, EXACT) == _measure_part(a, b, (dtype, dtype), EXACT)
 
 
 @given(
@@ -84,7 +84,7 @@ def test_tolerance_boundaries_are_exact(dtype: DType, seed: int, where: int, ato
     gap = abs(x - y)
     hair = {"": 0.0, "exact": 1.0, "below": 1 - 2.0**-40, "above": 1 + 2.0**-40}
     tolerances = Tolerances(gap * hair[atol], gap / max(abs(x), abs(y)) * hair[rtol] if gap else 0.0, ulp)
-    assert through_float32(a, b, dtype, tolerances) == _of_part(a, b, (dtype, dtype), tolerances)
+    assert through_float32(a, b, dtype, tolerances) == _measure_part(a, b, (dtype, dtype), tolerances)
 
 
 @given(dtypes=st.tuples(DTYPE, DTYPE), seed=st.integers(0, 999), rtol=st.sampled_from([0.0, 2.0**-9, 0.1]))
@@ -101,7 +101,7 @@ def test_different_dtypes_are_compared(dtypes: tuple[DType, DType], seed: int, r
     for tolerances in (EXACT, Tolerances(rtol=rtol, ulp=1)):
         scratch = Scratch(32 * a.size + (1 << 16))
         result = deviation_in_float32((a, mixed), dtypes, tolerances, scratch)
-        assert result == _of_part(a, mixed, dtypes, tolerances)
+        assert result == _measure_part(a, mixed, dtypes, tolerances)
 
 
 @given(dtype=DTYPE, seed=st.integers(0, 999))
@@ -109,7 +109,7 @@ def test_different_dtypes_are_compared(dtypes: tuple[DType, DType], seed: int, r
 def test_tolerances_beyond_float32_are_used(tolerance: float, dtype: DType, seed: int):
     a, b = pair(dtype, seed, 200)
     for tolerances in (Tolerances(atol=tolerance), Tolerances(rtol=tolerance), Tolerances(tolerance, 1e-3)):
-        assert through_float32(a, b, dtype, tolerances) == _of_part(a, b, (dtype, dtype), tolerances)
+        assert through_float32(a, b, dtype, tolerances) == _measure_part(a, b, (dtype, dtype), tolerances)
 
 
 @given(dtype=DTYPE, seed=st.integers(0, 999), size=st.integers(1, 100))
@@ -137,7 +137,7 @@ def test_values_beyond_the_coarser_dtype_differ(name: str, number: float, limit:
         a = np.array([item], np.float32).view(np.uint32)
         result = deviation_in_float32((a, b), dtypes, Tolerances(ulp=1), Scratch(1 << 16))
         assert (result is None) == bool(beyond)
-        wide = _of_part(a, b, dtypes, Tolerances(ulp=1))
+        wide = _measure_part(a, b, dtypes, Tolerances(ulp=1))
         assert (wide.beyond, wide.max_ulp) == (beyond, None if beyond else 0)
 
 
@@ -156,7 +156,7 @@ def test_differences_beyond_float32_are_compared_in_float64():
 
 
 def test_too_many_equal_differences_are_reported(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(measure, "_MOST", 10)
+    monkeypatch.setattr(measure, "_MAX_CLOSE", 10)
     dtype = DTYPES["bfloat16"]
     a, b = (np.full(50, bits, np.uint16) for bits in (0x3F80, 0x3F81))
     assert deviation_in_float32((a, b), (dtype, dtype), EXACT, Scratch(1 << 16)) is None

@@ -21,8 +21,8 @@ from support.orbax_items import change_index
 from support.torch_files import save, whole
 
 import ckpttools
-from ckpttools.cli.output import labeled_lines, wrap
-from ckpttools.formats.orbax.runs import why_not
+from ckpttools.cli.output import format_labeled, wrap
+from ckpttools.formats.orbax.runs import mismatch_reason
 from ckpttools.maxtext.model_files import sidecar_names
 
 SIDE_FILES = {
@@ -384,7 +384,7 @@ class TestRecognizedInputs:
         real = os.stat
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(os, "stat", lambda path, **k: (looked.append(str(path)), real(path, **k))[1])
-            assert why_not(parse(tmp_path))
+            assert mismatch_reason(parse(tmp_path))
         assert looked and not [path for path in looked if "events." in path]
 
     def test_single_host_hint_names_assemble(self, tmp_path):
@@ -420,10 +420,10 @@ class TestLines:
     def test_long_command_gets_its_own_line(self):
         command = "ckpt doctor '/some where/else' --fix merge"
         text = f"mend it: {command}; that is all there is to say of it, and enough"
-        lines = labeled_lines("  next", text, 8, 60, command=command)
+        lines = format_labeled("  next", text, 8, 60, command=command)
         assert [line[8:] for line in lines][:2] == ["mend it:", command]
         assert all(len(line) <= 60 for line in lines)
-        assert labeled_lines("  next", f"run {command}", 8, None, command=command) == [
+        assert format_labeled("  next", f"run {command}", 8, None, command=command) == [
             f"  next  run {command}"
         ]
 

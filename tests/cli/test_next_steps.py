@@ -21,7 +21,7 @@ import ckpttools
 from ckpttools import ConfigError, Tree
 from ckpttools.api import next_steps as steps
 from ckpttools.api import summary as summaries
-from ckpttools.formats.interrupted import going_on
+from ckpttools.formats.interrupted import resume_hint
 from ckpttools.maxtext.model_config import absent_layers
 from ckpttools.stores.publishing import Unfinished
 
@@ -390,9 +390,9 @@ def test_resume_hint_names_the_directory(tmp_path):
     """The place is named where the command was given elsewhere: relative paths mean others here."""
     left = Unfinished(parse(tmp_path / "out"), command="ckpt copy a b")
     here = replace(left, directory=str(Path.cwd()))
-    assert going_on(left) == going_on(here) == "run `ckpt copy a b` again"
-    assert going_on(replace(left, directory="/elsewhere")) == "run `ckpt copy a b` again in /elsewhere"
-    assert going_on(replace(left, command="")) == "run its command again"
+    assert resume_hint(left) == resume_hint(here) == "run `ckpt copy a b` again"
+    assert resume_hint(replace(left, directory="/elsewhere")) == "run `ckpt copy a b` again in /elsewhere"
+    assert resume_hint(replace(left, command="")) == "run its command again"
 
 
 @pytest.mark.parametrize(("declared", "count"), [({"keep": "*"}, 2), ({"drop": "*layers.1.*"}, 0)])

@@ -32,7 +32,7 @@ from ckpttools.sharding.mesh import MeshShape
 from ckpttools.testing.strategies import stored
 
 F32 = np.dtype("float32")
-TURNED = {"name": "transpose", "configuration": {"order": [1, 0]}}
+TRANSPOSED_EXPERTS = {"name": "transpose", "configuration": {"order": [1, 0]}}
 READABLE = [
     "pytree_ocdbt1_zarr31",
     "pytree_ocdbt0_zarr30",
@@ -314,7 +314,7 @@ class TestSurvey:
             (zarr3([BIG], [4, 4]), ("big-endian",), (4, 4)),
             (zarr3([LITTLE, ZSTD, CRC], [4, 4]), ("zstd:3", "crc32c"), (4, 4)),
             (
-                zarr3([TURNED, sharded([4, 4], [sharded([2, 4], [LITTLE, GZIP])])], [4, 4]),
+                zarr3([TRANSPOSED_EXPERTS, sharded([4, 4], [sharded([2, 4], [LITTLE, GZIP])])], [4, 4]),
                 ("transpose[1,0]", "gzip:5", "in shards of [4,4]", "sharded"),
                 (4, 4),
             ),
@@ -323,7 +323,7 @@ class TestSurvey:
             (zarr3([sharded([4, 4], [LITTLE, ZSTD])], [4, 4]), ("zstd:3", "sharded"), (4, 4)),
             (zarr3([sharded([2, 4], [LITTLE])], [4, 4]), ("in shards of [4,4]",), (2, 4)),
             (
-                zarr3([TURNED, LITTLE], [4, 4]),
+                zarr3([TRANSPOSED_EXPERTS, LITTLE], [4, 4]),
                 ("transpose[1,0]",),
                 (4, 4),
             ),

@@ -24,7 +24,7 @@ from ckpttools import CheckpointError, Empty, FormatError, Metadata, Region, Tex
 from ckpttools.formats.orbax import format as orbax
 from ckpttools.formats.zarr import chunking
 from ckpttools.formats.zarr import read as zarr3_read
-from ckpttools.formats.zarr.array import checked_grid
+from ckpttools.formats.zarr.array import parse_grid
 from ckpttools.testing.conformance import FormatTests
 from ckpttools.testing.strategies import assert_same, trees, unambiguous
 
@@ -98,7 +98,7 @@ class TestWrittenFiles:
         assert contents(tmp_path / "again") == contents(locations / codec)
 
     def test_zarr_output_is_not_identified_as_orbax(self, locations, codec):
-        assert orbax.FORMAT.why_not(parse(locations / codec))
+        assert orbax.FORMAT.mismatch_reason(parse(locations / codec))
 
 
 def by_tensorstore(location: Path) -> ts.TensorStore:
@@ -266,16 +266,16 @@ class TestReaderErrors:
         return tmp_path / "z"
 
     def test_non_zarr_locations_are_not_matched(self, tmp_path):
-        assert zarr3_read.FORMAT.why_not(parse(tmp_path)) == "no zarr.json here"
+        assert zarr3_read.FORMAT.mismatch_reason(parse(tmp_path)) == "no zarr.json here"
         (tmp_path / "file").write_text("")
-        assert zarr3_read.FORMAT.why_not(parse(tmp_path / "file")) == "not a directory"
+        assert zarr3_read.FORMAT.mismatch_reason(parse(tmp_path / "file")) == "not a directory"
 
     def test_orbax_items_are_not_matched_as_zarr(self, tmp_path):
         writer = OrbaxWriter(ocdbt=False)
         write(Tree({(): array("float32", 5)}), writer, tmp_path / "run")
         item = tmp_path / "run" / "0" / "items"
         assert (item / "zarr.json").is_file()
-        assert "Orbax" in zarr3_read.FORMAT.why_not(parse(item))
+        assert "Orbax" in zarr3_read.FORMAT.mismatch_reason(parse(item))
         assert ckpttools.open(item).metadata.format == "orbax"
 
     @EVERY_CODEC
@@ -362,9 +362,9 @@ class TestWriterErrors:
 
 @pytest.mark.parametrize("grid", [([2], [0]), ([2], [-1]), ([-1], [2]), ([2.0], [2]), ([2], [2.0])])
 def test_invalid_grid_is_refused(grid):
-    assert checked_grid([2, 0], [1, 2], "a") == ((2, 0), (1, 2))
+    assert parse_grid([2, 0], [1, 2], "a") == ((2, 0), (1, 2))
     with pytest.raises(FormatError, match="an invalid shape"):
-        checked_grid(*grid, "a")
+        parse_grid(*grid, "a")
 
 
 def test_group_without_metadata_is_refused(tmp_path):

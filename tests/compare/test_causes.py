@@ -55,7 +55,7 @@ def case_of(built: np.ndarray) -> Case:
 @np.errstate(invalid="ignore")
 def holding(detector: Detector, case: Case) -> list[str]:
     """The causes of which every pair is the same, read to the last element."""
-    built = detector.hypotheses(case) if detector.looks_at(case) else ()
+    built = detector.hypotheses(case) if detector.applies_to(case) else ()
     return [
         item.cause.text
         for item in built

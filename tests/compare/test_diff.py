@@ -33,7 +33,7 @@ from support.stored_trees import write
 import ckpttools
 from ckpttools import DTYPES, LazyArray, MemoryBudgetError, Tree
 from ckpttools.compare.diff import ArrayDiff
-from ckpttools.compare.measure import MOST_STEPS, Deviation, as_doubles, deviation
+from ckpttools.compare.measure import MAX_STEPS, Deviation, as_doubles, deviation
 from ckpttools.testing.strategies import (
     UnreadableFile,
     chunk_shapes,
@@ -76,7 +76,7 @@ class TestUlps:
             if not np.isnan(x) and not np.isnan(y):
                 result = deviation(np.array([a]), np.array([b]), (dtype, dtype))
                 steps = abs(ranks[x] - ranks[y])
-                assert result.max_ulp == (steps if steps <= MOST_STEPS else None), (x, y)
+                assert result.max_ulp == (steps if steps <= MAX_STEPS else None), (x, y)
 
     @given(
         start=st.floats(-(2.0**90), 2.0**90, width=32),

@@ -33,7 +33,7 @@ from ckpttools.compare.diff import ArrayDiff
 from ckpttools.compare.explain import explain
 from ckpttools.compare.measure import EXACT
 from ckpttools.compare.renames import moves
-from ckpttools.compare.samples import in_memory
+from ckpttools.compare.samples import load_for_sampling
 from ckpttools.testing.strategies import noise, shapes, stored
 
 PLENTY = {"memory": 512 << 20, "jobs": 2}
@@ -382,10 +382,10 @@ def test_encoded_arrays_are_sampled_in_memory_if_they_fit(tmp_path: Path):
     )
     (result,) = explained(a, b)
     assert result.cause is not None and result.cause.name == "transposed"
-    copy = in_memory(a["w"], truth.nbytes)
+    copy = load_for_sampling(a["w"], truth.nbytes)
     assert isinstance(copy, Stored) and np.array_equal(copy.read(), truth)
-    assert in_memory(a["w"], truth.nbytes - 1) is a["w"]
-    assert in_memory(copy, truth.nbytes) is copy
+    assert load_for_sampling(a["w"], truth.nbytes - 1) is a["w"]
+    assert load_for_sampling(copy, truth.nbytes) is copy
 
 
 PERTURBATIONS: dict[str, Callable[[np.ndarray, np.random.Generator], np.ndarray]] = {

@@ -52,7 +52,7 @@ from ckpttools.digest.canonical import per_layer
 from ckpttools.digest.digest import algorithm_named, block_ends
 from ckpttools.digest.digester import BlockHasher, Digester, Room
 from ckpttools.digest.hashing import hash_tree
-from ckpttools.digest.stacks import assembled, cheapest_reads, wholes
+from ckpttools.digest.stacks import assemble, cheapest_reads, complete_arrays
 from ckpttools.plan import pieces
 from ckpttools.testing.models import LlamaSizes, write_llama
 from ckpttools.testing.strategies import chunked, dtypes, lazy_arrays, noise, shapes, stored, tilings
@@ -262,7 +262,7 @@ def test_separately_stored_layers_are_read_separately():
     source = chunked(noise((64, 5, 48), dtype), dtype, (16, 1, 48))
     arrays = {f"layers_{k}": take(source, 1, k) for k in range(5)}
     assert [whole.array for whole in cheapest_reads(arrays)] == [*arrays.values()]
-    assert [whole.array for whole in wholes(arrays)] == [source]
+    assert [whole.array for whole in complete_arrays(arrays)] == [source]
 
 
 def test_single_layer_digest_reads_only_that_layer():
@@ -284,8 +284,8 @@ def test_split_and_joined_arrays_keep_their_values(data, shape, count):
             for axis in [len(shape) - 1 - count if len(array.shape) > count else 0]
             for k in range(array.shape[axis])
         }
-    (whole,) = wholes(arrays)
-    again = assembled(whole, arrays)
+    (whole,) = complete_arrays(arrays)
+    again = assemble(whole, arrays)
     assert again.shape == shape
     assert np.array_equal(again.read().view(np.uint16), truth)
     seen = {name: np.zeros(array.shape, np.uint16) for name, array in arrays.items()}

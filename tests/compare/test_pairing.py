@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from support.internals import Pairing
 
 from ckpttools.digest.digest import Digest
-from ckpttools.digest.pairing import Remark, of_kinds
+from ckpttools.digest.pairing import Remark, kind_differences
 
 SIDES = st.dictionaries(
     st.sampled_from("pqrst"), st.sampled_from([("int8", (2,)), ("int8", (3,)), ("int4", (2,))])
@@ -29,7 +29,7 @@ def test_every_array_is_paired_or_unpaired(a: dict, b: dict, pattern: str):  # t
     for name in paired:
         if a[name] != b[name]:
             expected[name] = "dtype" if a[name][0] != b[name][0] else "shape"
-    assert {kind.name: kind.reason for kind in of_kinds(both)} == expected
+    assert {kind.name: kind.reason for kind in kind_differences(both)} == expected
 
 
 def test_name_with_brackets_matches_itself():

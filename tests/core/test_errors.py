@@ -11,7 +11,7 @@ from support.locations import DOCS
 from ckpttools import CheckpointError, FormatError
 from ckpttools.cli import error_boundary as border
 from ckpttools.core import errors
-from ckpttools.core.errors import EXIT_CODES, listing, near_names
+from ckpttools.core.errors import EXIT_CODES, listing, similar_names
 
 PAGE = (DOCS / "errors.md").read_text()
 CODES = {
@@ -129,9 +129,9 @@ def test_listing_names_or_counts_every_item(items, limit):
 
 
 def test_near_names_are_suggested():
-    assert near_names("lama", ["qwen2", "llama"]) == ["llama"]
-    assert near_names("zzz", ["qwen2", "llama"]) == []
-    assert len(near_names("qwen", ["qwen2", "qwen3", "qwen4", "qwen5"], 2)) == 2
+    assert similar_names("lama", ["qwen2", "llama"]) == ["llama"]
+    assert similar_names("zzz", ["qwen2", "llama"]) == []
+    assert len(similar_names("qwen", ["qwen2", "qwen3", "qwen4", "qwen5"], 2)) == 2
 
 
 def test_error_can_be_moved_to_another_location():

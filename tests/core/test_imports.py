@@ -384,7 +384,7 @@ def test_type_checkers_see_all_public_names():
         if isinstance(node, ast.ImportFrom) and node.module.startswith("ckpttools.")
         for alias in node.names
     }
-    assert seen == {(home, name) for name, home in ckpttools._HOMES.items()}
+    assert seen == {(home, name) for name, home in ckpttools._MODULE_OF.items()}
 
 
 def test_functions_fit_on_a_screen():

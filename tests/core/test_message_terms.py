@@ -13,7 +13,7 @@ from support.internals import printable, render
 from ckpttools import LaterStepWarning, UsageError
 from ckpttools.cli.message_terms import FlagTerms
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import counted_listing
+from ckpttools.core.errors import list_with_count
 from ckpttools.core.message_terms import (
     PLAN,
     action,
@@ -133,7 +133,7 @@ def test_names_in_terms_are_escaped(name: str):
 
 
 def test_terms_survive_listing_and_folding():
-    text = counted_listing("wrong", [f"layers.{k}: {option('scan_axis', 0)}" for k in range(3)])
+    text = list_with_count("wrong", [f"layers.{k}: {option('scan_axis', 0)}" for k in range(3)])
     assert "layers.{0..2}: scan_axis=0" in render(text)
 
 

@@ -59,7 +59,7 @@ def test_option_values_are_parsed_or_refused():
 
 CALLS = [
     call
-    for name, home in ckpttools._HOMES.items()
+    for name, home in ckpttools._MODULE_OF.items()
     if ".api." in home and not isinstance(call := ckpttools.__getattr__(name), type)
 ]
 

@@ -28,7 +28,7 @@ from typing import TypeAlias
 from crash.taps import Call
 
 _PAGE = 4096
-_MOST_PAGES = 4
+_MAX_PAGES = 4
 _ROOT = 0
 
 Node: TypeAlias = int
@@ -178,7 +178,7 @@ class Disk:
         self._entries((*self._location(call.path), second), (*self._location(call.other), first))
 
     def _write(self, call: Call) -> None:
-        pieces = max(1, min(_MOST_PAGES, -(-len(call.data) // _PAGE)))
+        pieces = max(1, min(_MAX_PAGES, -(-len(call.data) // _PAGE)))
         length = -(-len(call.data) // pieces)
         length = max(1, -(-length // _PAGE) * _PAGE)
         for start in range(0, len(call.data), length):

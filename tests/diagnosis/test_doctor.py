@@ -35,8 +35,8 @@ from support.orbax_items import (
 import ckpttools
 from ckpttools import CheckpointError, FormatError, StorageError, UsageError
 from ckpttools.diagnosis import checks as checks_room
-from ckpttools.diagnosis.base import LEVELS, pasted
-from ckpttools.diagnosis.examine import checks, fixes, mend
+from ckpttools.diagnosis.base import LEVELS, quote_path
+from ckpttools.diagnosis.examine import apply_fixes, checks, fixes
 
 SHARDED = GOLDEN / "llama3.1" / "hf_sharded"
 F32 = np.dtype("float32")
@@ -297,7 +297,7 @@ class TestSteps:
         assert {(finding.level, finding.check, finding.fix) for finding in result.findings} == {
             ("warning", "commit", "commit-marker")
         }
-        assert len(mend(run, "commit-marker").fixed) == len(result.findings) > 1
+        assert len(apply_fixes(run, "commit-marker").fixed) == len(result.findings) > 1
         assert examine(run).findings == ()
 
     def test_v1_items_need_no_commit_marker(self):
@@ -310,7 +310,7 @@ class TestSteps:
         (step / "commit_success.txt").unlink()
         (step / "items" / "_METADATA").write_text("{")
         with pytest.raises(FormatError, match="cannot be marked as finished"):
-            mend(step, "commit-marker")
+            apply_fixes(step, "commit-marker")
         assert not (step / "commit_success.txt").exists()
 
     def unmarked(self, tmp_path):
@@ -323,13 +323,13 @@ class TestSteps:
 
     def test_fix_continues_after_one_refusal(self, tmp_path):
         run = self.unmarked(tmp_path)
-        diagnosis = mend(run, "commit-marker")
+        diagnosis = apply_fixes(run, "commit-marker")
         assert (run / "0" / "commit_success.txt").exists()
         assert all(f"{run}/0" in line for line in diagnosis.fixed)
         assert {entry.location for entry in diagnosis.refused} == {f"{run}/5", f"{run}/5/default"}
         assert all("cannot be marked as finished" in entry.what for entry in diagnosis.refused)
         with pytest.raises(FormatError, match="could repair nothing") as caught:
-            mend(run, "commit-marker")
+            apply_fixes(run, "commit-marker")
         assert f"{run}/5/default" in caught.value.message
 
     def test_refusals_are_reported_with_fixes(self, tmp_path):
@@ -355,7 +355,7 @@ class TestSteps:
             return replaced(path, target)
 
         monkeypatch.setattr(Path, "replace", refuse)
-        diagnosis = mend(run, "commit-marker")
+        diagnosis = apply_fixes(run, "commit-marker")
         assert (diagnosis.exit_code, len(diagnosis.fixed)) == (5, 1)
         assert "Read-only file system" in diagnosis.refused[0].what
 
@@ -366,11 +366,11 @@ class TestSteps:
         before = content(run)
         (run / "2" / "items").touch()
         with pytest.raises(FormatError, match="may still be running"):
-            mend(run, "set-aside")
+            apply_fixes(run, "set-aside")
         assert content(run) == before
         for path in (run / "2", *(run / "2").rglob("*")):
             os.utime(path, (0, 0))
-        assert mend(run, "set-aside").fixed == (f"{run / '2'} is now {run / '2.unfinished'}",)
+        assert apply_fixes(run, "set-aside").fixed == (f"{run / '2'} is now {run / '2.unfinished'}",)
         assert {path for path in before if path.parts[0] != "2"} == {
             path for path in content(run) if path.parts[0] != "2.unfinished"
         }
@@ -460,10 +460,10 @@ class TestSteps:
         assert not any("to-orbax" in finding.do for finding in examine(run).findings)
         asked = run / step if named else run
         with pytest.raises(FormatError, match="may still be running"):
-            mend(asked, "set-aside")
+            apply_fixes(asked, "set-aside")
         for path in (run / step, *(run / step).rglob("*")):
             os.utime(path, (0, 0))
-        mend(asked, "set-aside")
+        apply_fixes(asked, "set-aside")
         names = {"2", "3", "4", f"{step}.unfinished"} - {step}
         assert {path.name for path in run.iterdir()} == names
         assert all(entry.unfinished is None for entry in ckpttools.ls(run).steps)
@@ -613,7 +613,7 @@ class TestSafetensors:
         index.unlink()
         before = content(folder)
         assert told(folder) == {("warning", "safetensors-index")}
-        assert len(mend(folder, "index").fixed) == 1
+        assert len(apply_fixes(folder, "index").fixed) == 1
         assert json.loads(index.read_bytes())["weight_map"] == truth["weight_map"]
         assert examine(folder).findings == ()
         assert {path: data for path, data in content(folder).items() if path.name != index.name} == before
@@ -622,11 +622,11 @@ class TestSafetensors:
         folder = self.folder(tmp_path)
         index = folder / "model.safetensors.index.json"
         index.unlink()
-        mend(folder, "index")
+        apply_fixes(folder, "index")
         expected = content(folder)
         beginning_of(index).write_bytes(index.read_bytes()[:30])
         index.unlink()
-        assert len(mend(folder, "index").fixed) == 1
+        assert len(apply_fixes(folder, "index").fixed) == 1
         assert content(folder) == expected
 
     def test_duplicate_tensors_prevent_an_index(self, tmp_path):
@@ -696,7 +696,7 @@ class TestMergeFix:
         truth = entries_of(parse(ORBAX / "lazy_2proc" / "7" / "items")).all
         item = self.unmerged(tmp_path)
         before = content(item)
-        diagnosis = mend(item, "merge")
+        diagnosis = apply_fixes(item, "merge")
         assert (diagnosis.healthy, len(diagnosis.fixed)) == (True, 1)
         assert entries_of(parse(item)).all.keys() == truth.keys()
         kept = content(item)
@@ -708,9 +708,9 @@ class TestMergeFix:
 
     def test_merge_runs_once(self, tmp_path):
         item = self.unmerged(tmp_path)
-        mend(item, "merge")
+        apply_fixes(item, "merge")
         before = content(item)
-        assert mend(item, "merge").fixed == ()
+        assert apply_fixes(item, "merge").fixed == ()
         assert content(item) == before
         with pytest.raises(FormatError, match="already exists"):
             fixes()["merge"].apply(parse(item), ReadOptions())
@@ -718,7 +718,7 @@ class TestMergeFix:
     @pytest.mark.parametrize("left", ["node", "half a node", "half a manifest"])
     def test_interrupted_merge_is_repeated(self, tmp_path, left):
         item = self.unmerged(tmp_path)
-        mend(item, "merge")
+        apply_fixes(item, "merge")
         expected = content(item)
         manifest, (node,) = item / "manifest.ocdbt", (item / "d").iterdir()
         half = {"half a node": node, "half a manifest": manifest}.get(left)
@@ -726,18 +726,18 @@ class TestMergeFix:
             beginning_of(half).write_bytes(half.read_bytes()[:20])
         for path in [manifest] + [node] * (left == "half a node"):
             path.unlink()
-        assert len(mend(item, "merge").fixed) == 1
+        assert len(apply_fixes(item, "merge").fixed) == 1
         assert content(item) == expected
 
     def test_merge_does_not_replace_other_files(self, tmp_path):
         item = self.unmerged(tmp_path)
-        mend(item, "merge")
+        apply_fixes(item, "merge")
         (node,) = (item / "d").iterdir()
         for path in (item / "manifest.ocdbt", node):
             path.unlink()
         node.write_bytes(b"something of the user's")
         with pytest.raises(FormatError, match="already exists"):
-            mend(item, "merge")
+            apply_fixes(item, "merge")
         assert node.read_bytes() == b"something of the user's"
         assert not (item / "manifest.ocdbt").exists()
 
@@ -746,13 +746,13 @@ class TestMergeFix:
         shutil.rmtree(item / "ocdbt.process_1")
         before = content(item)
         with pytest.raises(FormatError, match="would be incomplete"):
-            mend(item, "merge")
+            apply_fixes(item, "merge")
         assert content(item) == before
 
     def test_merge_refuses_differing_processes(self, tmp_path):
         item = self.unmerged(tmp_path)
         shutil.copytree(item / "ocdbt.process_0", item / "ocdbt.process_2")
-        mended = mend(item, "merge")
+        mended = apply_fixes(item, "merge")
         assert mended.healthy  # the same bytes twice
         item = self.unmerged(tmp_path / "again")
         other = item / "ocdbt.process_2"
@@ -760,7 +760,7 @@ class TestMergeFix:
         change_index(other, lambda entries: entries.update({b"step/c": bytes(len(entries[b"step/c"]))}))
         before = content(item)
         with pytest.raises(FormatError, match="two processes disagree"):
-            mend(item, "merge")
+            apply_fixes(item, "merge")
         assert content(item) == before
 
 
@@ -810,7 +810,7 @@ class TestPastedCommands:
         assert shlex.quote(str(run)) in hint_of(caught.value)
 
     def test_path_like_an_option_gets_a_prefix(self):
-        assert pasted(Path("-rf x")) == "'./-rf x'"
+        assert quote_path(Path("-rf x")) == "'./-rf x'"
 
 
 class TestCommand:
@@ -1112,7 +1112,7 @@ class TestArbitraryBytes:
             before = content(top)
             for name in ("merge", "commit-marker", "index"):
                 try:
-                    mend(top, name)
+                    apply_fixes(top, name)
                 except CheckpointError as error:
                     assert not isinstance(error, UsageError)
             after = content(top)

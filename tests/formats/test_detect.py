@@ -23,7 +23,7 @@ from support.locations import FIXTURES, HF, ORBAX
 
 import ckpttools
 from ckpttools import CheckpointError, FormatError, SeveralCheckpointsError
-from ckpttools.copying.selection import selected
+from ckpttools.copying.selection import select_content
 from ckpttools.formats.detect import LocationKind, LocationState, detect
 from ckpttools.runs.listing import find_run
 from ckpttools.stores.local.store import LocalStore
@@ -111,7 +111,7 @@ def test_all_commands_agree_on_a_directory_of_several(chosen):
         for listing in listings:
             assert {member.name: member.kind for member in listing.members} == expected
             assert all(member.nbytes for member in listing.members)
-        for command in (ckpttools.open, find_run, selected):
+        for command in (ckpttools.open, find_run, select_content):
             with pytest.raises(SeveralCheckpointsError) as error:
                 command(parse(top))
             assert all(str(top / name) in str(error.value) for name in expected if "partial" not in name)
@@ -123,7 +123,7 @@ def _check_member(path: Path, kind: LocationKind) -> None:
     """Check that commands treat a single checkpoint or run as what `detect` says."""
     if kind is LocationKind.INTERRUPTED:
         assert detect(path).state is LocationState.INTERRUPTED
-        for command in (ckpttools.open, selected, ckpttools.summary):
+        for command in (ckpttools.open, select_content, ckpttools.summary):
             with pytest.raises(FormatError, match="not a checkpoint yet"):
                 command(parse(path))
         return

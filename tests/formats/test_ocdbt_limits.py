@@ -23,7 +23,7 @@ def frame(magic, body, zstd=False):
 
 
 def _framed(magic, body, kind):
-    data = ocdbt.HEADER.pack(magic, ocdbt.LEAST_FRAME + len(body)) + kind + body
+    data = ocdbt.HEADER.pack(magic, ocdbt.MIN_FRAME_BYTES + len(body)) + kind + body
     return data + ocdbt.crc32c(data).to_bytes(4, "little")
 
 

@@ -14,7 +14,7 @@ from support.locations import ORBAX
 from support.orbax_items import EXPECTED, LITTLE, check_regions, write_item, zarr3
 
 from ckpttools import CheckpointError, Empty, FormatError, LazyArray, StorageError, Text, UsageError
-from ckpttools.diagnosis.examine import mend
+from ckpttools.diagnosis.examine import apply_fixes
 from ckpttools.formats.orbax.format import FORMAT
 
 F32 = np.dtype("float32")
@@ -218,7 +218,8 @@ class TestLocations:
 
         monkeypatch.setattr(os, "stat", denied)
         assert (
-            FORMAT.why_not(parse(location)) == f"cannot inspect {location / '_METADATA'}: Permission denied"
+            FORMAT.mismatch_reason(parse(location))
+            == f"cannot inspect {location / '_METADATA'}: Permission denied"
         )
         with pytest.raises(StorageError, match="cannot inspect") as caught:
             FORMAT.open(parse(location), ReadOptions())
@@ -267,7 +268,7 @@ class TestUnmergedIndexes:
             lambda: open_tree(item),
             lambda: entries_of(parse(item)),
             lambda: [fail(finding) for finding in examine(item).findings if "disagree" in finding.what],
-            lambda: mend(item, "merge"),
+            lambda: apply_fixes(item, "merge"),
         )
         refused = [isinstance(raised_by(way), FormatError) for way in ways]
         assert refused == [bool(difference)] * len(ways)
@@ -284,7 +285,7 @@ class TestUnmergedIndexes:
             for name in ("manifest.ocdbt", "d"):
                 (item / name).rename(process / name)
         open_tree(item)
-        assert isinstance(raised_by(lambda: mend(item, "merge")), FormatError)
+        assert isinstance(raised_by(lambda: apply_fixes(item, "merge")), FormatError)
 
 
 def fail(finding):

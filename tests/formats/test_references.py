@@ -838,12 +838,12 @@ def test_weights_file_is_not_shared_for_a_single_scalar(model, tmp_path):
 
 def test_shared_files_do_not_count_as_reclaimable(model, tmp_path):
     """What an unfinished conversion shares is not freed when it is done anew."""
-    from ckpttools.stores.local.directory import allocated
+    from ckpttools.stores.local.directory import disk_usage
 
     (tmp_path / "x").mkdir()
     os.link(model / "model.safetensors", tmp_path / "x" / "linked")
     (tmp_path / "x" / "own").write_bytes(b"x" * 8192)
-    assert allocated(tmp_path / "x") < 3 * 8192
+    assert disk_usage(tmp_path / "x") < 3 * 8192
 
 
 def test_source_is_not_replaced_by_sharing_output(model, tmp_path):

@@ -638,21 +638,21 @@ def test_binary_configuration_is_refused(tmp_path):
 def test_format_is_recognized(tmp_path):
     asked: Format = FORMAT
     assert asked.name == "safetensors"
-    assert asked.why_not(parse(tmp_path)) == "no .safetensors file in the directory"
-    assert "does not exist" in asked.why_not(parse(tmp_path / "absent.safetensors"))
-    assert "name ends in neither" in asked.why_not(parse(file_at(tmp_path, b"", "model.bin")))
+    assert asked.mismatch_reason(parse(tmp_path)) == "no .safetensors file in the directory"
+    assert "does not exist" in asked.mismatch_reason(parse(tmp_path / "absent.safetensors"))
+    assert "name ends in neither" in asked.mismatch_reason(parse(file_at(tmp_path, b"", "model.bin")))
     index = write_index(tmp_path, shards(tmp_path))
-    assert asked.why_not(parse(index)) is None
-    assert asked.why_not(parse(tmp_path)) is None
+    assert asked.mismatch_reason(parse(index)) is None
+    assert asked.mismatch_reason(parse(tmp_path)) is None
     index.unlink()
-    assert asked.why_not(parse(tmp_path)) is None
-    assert asked.why_not(parse(tmp_path / "model-00001-of-00003.safetensors")) is None
+    assert asked.mismatch_reason(parse(tmp_path)) is None
+    assert asked.mismatch_reason(parse(tmp_path / "model-00001-of-00003.safetensors")) is None
 
 
 def test_two_indexes_are_refused(tmp_path):
     write_index(tmp_path, {}, "a.safetensors.index.json")
     write_index(tmp_path, {}, "b.safetensors.index.json")
-    assert "more than one index" in FORMAT.why_not(parse(tmp_path))
+    assert "more than one index" in FORMAT.mismatch_reason(parse(tmp_path))
     assert_says(refusal(tmp_path), "a.safetensors.index.json, b.safetensors.index.json", "pass one of them")
 
 

@@ -20,8 +20,8 @@ from support.trees import lazy
 import ckpttools
 from ckpttools import DTYPES, FormatError, Region
 from ckpttools.array.nodes import Concat
-from ckpttools.formats.pieced import Piece, pieced
-from ckpttools.formats.torch.archive import saved_file
+from ckpttools.formats.pieced import Piece, assemble_boxes
+from ckpttools.formats.torch.archive import open_saved_file
 from ckpttools.formats.torch.dcp import SavedTensor
 from ckpttools.formats.torch.replica_check import ProcessFile, ends_of, refuse_copies
 
@@ -283,7 +283,7 @@ class TestRankFiles:
             part = copied(RANKS, tmp_path / str(rank))
             location = part / f"model_world_size_4_rank_{rank}.pt"
             raw = location.read_bytes()
-            spans = saved_file(parse(location), ReadOptions()).storages.values()
+            spans = open_saved_file(parse(location), ReadOptions()).storages.values()
             for span in (item for item in spans if item.nbytes != MESH):
                 changed = bytes(byte ^ 0x55 for byte in raw[span.start : span.start + span.nbytes])
                 location.write_bytes(raw[: span.start] + changed + raw[span.start + span.nbytes :])
@@ -305,7 +305,10 @@ class TestRankFiles:
         part = copied(RANKS, tmp_path / "c")
         for rank in range(4):
             location = part / f"model_world_size_4_rank_{rank}.pt"
-            raw, spans = location.read_bytes(), saved_file(parse(location), ReadOptions()).storages.values()
+            raw, spans = (
+                location.read_bytes(),
+                open_saved_file(parse(location), ReadOptions()).storages.values(),
+            )
             # "plain", which no process has a part of.
             (span,) = (item for item in spans if item.nbytes == 4 * WHOLE["model.plain"].size)
             location.write_bytes(
@@ -421,16 +424,16 @@ def test_regions_of_boxes_match_the_complete_array(cut, chosen, data):
     whole = lazy(truth)
     pieces = [Piece(box, window(whole, box.start, box.shape)) for box in boxes_of(shape, inner)]
     chosen.shuffle(pieces)
-    array = pieced(shape, DTYPES["float32"], pieces)
+    array = assemble_boxes(shape, DTYPES["float32"], pieces)
     start = [data.draw(st.integers(0, n)) for n in shape]
     stop = [data.draw(st.integers(a, n)) for a, n in zip(start, shape, strict=True)]
     region = Region(tuple(start), tuple(stop))
     assert np.array_equal(array.read(region), truth[region.slices])
     if len(pieces) > 1:
         with pytest.raises(ValueError, match=r"out|part"):
-            pieced(shape, DTYPES["float32"], pieces[1:])
+            assemble_boxes(shape, DTYPES["float32"], pieces[1:])
         with pytest.raises(ValueError, match=r"two of its parts|out"):
-            pieced(shape, DTYPES["float32"], [*pieces, Piece(Region.whole(shape), whole)])
+            assemble_boxes(shape, DTYPES["float32"], [*pieces, Piece(Region.whole(shape), whole)])
 
 
 def test_damaged_metadata_is_refused_or_read(tmp_path):
@@ -465,10 +468,10 @@ def test_uneven_parts_are_not_split_by_row():
     pieces = [
         Piece(Region((a, 0), (b, 3)), window(whole, (a, 0), (b - a, 3))) for a, b in itertools.pairwise(ends)
     ]
-    array = pieced((rows, 3), DTYPES["float32"], pieces)
+    array = assemble_boxes((rows, 3), DTYPES["float32"], pieces)
     assert isinstance(array, Concat) and array.shape == (rows, 3) and len(array.parts) == len(pieces)
     with pytest.raises(ValueError, match="two of its parts"):
-        pieced(
+        assemble_boxes(
             (rows, 3),
             DTYPES["float32"],
             [*pieces, Piece(Region((7, 0), (9, 3)), window(whole, (7, 0), (2, 3)))],

@@ -26,8 +26,8 @@ import ckpttools
 from ckpttools import Empty, FormatError, Region, StorageError, Text
 from ckpttools.formats.known_formats import formats
 from ckpttools.formats.torch.pickled import Global, Record, is_of_training
-from ckpttools.formats.torch.tensors import NotReadableError, _unwrapped
-from ckpttools.formats.torch.unpickling import unpickled
+from ckpttools.formats.torch.tensors import NotReadableError, _unwrap
+from ckpttools.formats.torch.unpickling import unpickle
 
 FIXTURES = Path(__file__).parents[2] / "fixtures/torch"
 
@@ -287,7 +287,7 @@ PLAIN = st.recursive(
 @given(PLAIN, st.integers(3, 5))
 def test_plain_values_are_restored(value, protocol):
     """Of protocol 2 bytes and sets are calls, and so records."""
-    assert unpickled(pickle.dumps(value, protocol), anything, "x") == value
+    assert unpickle(pickle.dumps(value, protocol), anything, "x") == value
 
 
 class Trap:
@@ -361,7 +361,7 @@ def test_no_input_imports_anything(number):
 
     builtins.__import__ = refused
     try:
-        unpickled(bytes(data), is_of_training, "x")
+        unpickle(bytes(data), is_of_training, "x")
     except FormatError:
         pass
     finally:
@@ -370,7 +370,7 @@ def test_no_input_imports_anything(number):
 
 def test_records_keep_the_state_of_objects():
     data, _ = pickled({"x": whole(np.zeros((2, 3), "f4"))})
-    value = unpickled(data, is_of_training, "x")
+    value = unpickle(data, is_of_training, "x")
     assert isinstance(value["x"], Record) and value["x"].name == "_rebuild_tensor_v2"
     assert value["x"].args[2:4] == ((2, 3), (3, 1))
     assert names_in(data) == {"torch._utils._rebuild_tensor_v2", "torch.FloatStorage"}
@@ -466,7 +466,7 @@ def test_pickle_copies_are_limited():
     items = b"]q\x00(" + b"K\x01K\x02\x86" * 1000 + b"e0"
     again = b"ccollections\nOrderedDict\nq\x01" + b"0h\x01h\x00\x85R" * 10_000
     with pytest.raises(FormatError, match="more copies than its length allows"):
-        unpickled(b"\x80\x02" + items + again + b".", anything, "x")
+        unpickle(b"\x80\x02" + items + again + b".", anything, "x")
 
 
 # ---- the archive
@@ -587,7 +587,7 @@ def test_values_beyond_the_memory_budget_are_refused(tmp_path, monkeypatch):
     """Whatever a pickle makes, no more is resident than was allowed: it is looked at on the way."""
     from ckpttools.formats.torch import unpickling
 
-    monkeypatch.setattr(unpickling, "_AT_ONCE", 1 << 10)
+    monkeypatch.setattr(unpickling, "_CHECK_INTERVAL", 1 << 10)
     path = archived(tmp_path / "a.pt", b"\x80\x02]" + b"}a" * 4000 + b".", {})
     assert "does not fit into the memory limit" in run("hash", path, "--memory", "1MiB", code=4)
 
@@ -608,7 +608,7 @@ def test_index_without_a_file_of_its_series_is_refused(tmp_path):
 def test_tensor_subclass_without_arguments_is_refused(args):
     record = Record(Global("torch._tensor", "_rebuild_from_type_v2"), args)
     with pytest.raises(NotReadableError, match="of an object that is not a tensor"):
-        _unwrapped(record)
+        _unwrap(record)
 
 
 # ---- checksums of data
@@ -674,7 +674,7 @@ def test_checksums_cover_all_saved_data(tmp_path, name, file):
     assert ckpttools.doctor(source, checksums=True, observe=lambda *bytes: done.append(bytes)).healthy
     assert done[0][0] == 0 and done[-1][0] == done[-1][1] > 0
     damaged = source / file
-    format = next(fmt for fmt in formats().values() if fmt.why_not(parse(source)) is None)
+    format = next(fmt for fmt in formats().values() if fmt.mismatch_reason(parse(source)) is None)
     result = format.checksums(parse(source), ReadOptions())
     hit = next(item for item in result if item.file.path == str(damaged))
     data = bytearray(damaged.read_bytes())

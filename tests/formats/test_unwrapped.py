@@ -26,9 +26,9 @@ from ckpttools import (
     Tree,
     UsageError,
 )
-from ckpttools.array.patterns import expand_branches, first_match, matching
+from ckpttools.array.patterns import expand_branches, first_match, match_names
 from ckpttools.maxtext.hub_names import ToHubNames, has_llama_names, with_hub_names
-from ckpttools.transforms.strip_wrappers import drop_states, patterns_of_others, strip_wrappers
+from ckpttools.transforms.strip_wrappers import drop_states, patterns_outside_state_dict, strip_wrappers
 
 TRAINERS = Path(__file__).parents[2] / "fixtures/torch/trainers"
 TITAN, FSDP, HUB = (TRAINERS / name for name in ("torchtitan/step-10", "fsdp/pytorch_model_fsdp_0", "hub"))
@@ -89,7 +89,7 @@ def test_dropped_arrays_may_have_any_name():
             ("app", "rng"),
         ]
     )
-    assert patterns_of_others(tree) == ["app.optim.*", "app.rng"]
+    assert patterns_outside_state_dict(tree) == ["app.optim.*", "app.rng"]
     built = strip_wrappers(tree, ("app.optim.*", "app.rng"))
     assert set(built.tree.arrays) == {
         ("a",),
@@ -97,9 +97,9 @@ def test_dropped_arrays_may_have_any_name():
         ("app", "optim", "state", "a", "exp_avg"),
         ("app", "rng"),
     }
-    assert not patterns_of_others(tree_of([("a",), ("b",)]))
+    assert not patterns_outside_state_dict(tree_of([("a",), ("b",)]))
     titan = tree_of([("norm.weight",), ("optimizer", "state", "a")], [("train_state", "step"), ("epoch",)])
-    assert patterns_of_others(titan) == ["optimizer.*", "train_state.*", "epoch"]
+    assert patterns_outside_state_dict(titan) == ["optimizer.*", "train_state.*", "epoch"]
 
 
 @pytest.mark.parametrize(
@@ -113,8 +113,8 @@ def test_dropping_a_key_drops_its_subtree(pattern, expected):
 def test_brackets_in_names_are_not_globs():
     names = ["blocks[0].w", "blocks0.w"]
     for pattern in ("blocks[0]", "blocks[0].w"):
-        assert matching(names, expand_branches([pattern], names))[0] == names[0]
-    assert matching(names, expand_branches(["blocks[0]"], names)) == names[:1]
+        assert match_names(names, expand_branches([pattern], names))[0] == names[0]
+    assert match_names(names, expand_branches(["blocks[0]"], names)) == names[:1]
     assert first_match(("blocks[0]", "w"), ["blocks[0]"]) == "blocks[0]"
 
 

@@ -16,7 +16,7 @@ from support.locations import GOLDEN
 import ckpttools
 from ckpttools import DTYPES, MemoryBudgetError, Tree, save
 from ckpttools.maxtext import vocabulary
-from ckpttools.maxtext.vocabulary import Surplus, find_surpluses, without_surplus
+from ckpttools.maxtext.vocabulary import Surplus, drop_surplus, find_surpluses
 from ckpttools.testing.strategies import chunk_shapes, chunked, stored
 
 PARAMS = ("params", "params")
@@ -48,7 +48,7 @@ def test_nonzero_row_is_found_anywhere(data, axis, name):
     assert (row is None) == (learned.size == 0)
     assert row is None or row in learned
     assert (extra.count, extra.there) == (shape[axis] - kept, shape[axis])
-    rest = without_surplus(array, extra).read()
+    rest = drop_surplus(array, extra).read()
     assert rest.tobytes() == np.ascontiguousarray(truth[:kept] if axis == 0 else truth[:, :kept]).tobytes()
 
 

@@ -87,7 +87,7 @@ def _on_disk(
     return run
 
 
-def _look(path: Path) -> Tree:
+def _examine(path: Path) -> Tree:
     """All that is looked at without reading much."""
     tree = open_tree(path, ReadOptions())
     list(fact_lines(inspect_tree(tree), 100))
@@ -139,7 +139,7 @@ def _header_file(header: dict[str, object], data: bytes) -> bytes:
 
 
 def _framed(magic: bytes, body: bytes) -> bytes:
-    data = ocdbt.HEADER.pack(magic, ocdbt.LEAST_FRAME + len(body)) + b"\0\0" + body
+    data = ocdbt.HEADER.pack(magic, ocdbt.MIN_FRAME_BYTES + len(body)) + b"\0\0" + body
     return data + ocdbt.crc32c(data).to_bytes(4, "little")
 
 
@@ -283,7 +283,7 @@ def _chunk_seeds() -> list[bytes]:
 
 
 def _item(root: Path) -> object:
-    tree = _look(root)
+    tree = _examine(root)
     try:
         stored_shardings(tree)
     finally:
@@ -296,7 +296,7 @@ def _run(root: Path) -> object:
 
     stopped = [finding.what for finding in examine(root).findings if finding.what.startswith("the check ")]
     assert not stopped, stopped
-    return _look(root)
+    return _examine(root)
 
 
 def _item_seeds() -> list[bytes]:
@@ -436,7 +436,7 @@ def _torch(root: Path) -> object:
             archive.writestr("archive/data.pkl", path.read_bytes())
             for number in range(20):
                 archive.writestr(f"archive/data/{number}", bytes(1600))
-        _look(root / "pytorch_model.bin")
+        _examine(root / "pytorch_model.bin")
     return None
 
 
@@ -454,7 +454,7 @@ def _torch_seeds() -> list[bytes]:
 def _flax(root: Path) -> object:
     """The input is a state that Flax wrote with msgpack."""
     for path in [item for item in root.glob("*") if item.is_file()][:1]:
-        _look(path.rename(root / "flax_model.msgpack"))
+        _examine(path.rename(root / "flax_model.msgpack"))
     return None
 
 
@@ -502,7 +502,7 @@ TARGETS = {
     "ocdbt": Target(_ocdbt, _ocdbt_seeds),
     "rules": Target(_on_disk(_rules), _rules_seeds),
     "run": Target(_on_disk(_run), _run_seeds),
-    "safetensors": Target(_on_disk(_look), _safetensors_seeds),
+    "safetensors": Target(_on_disk(_examine), _safetensors_seeds),
     "safetensors_header": Target(_safetensors_header, _header_seeds),
     "torch": Target(_on_disk(_torch), _torch_seeds),
     "zarr2": Target(_zarr2, lambda: _documents(zarr2.DOCUMENT)),

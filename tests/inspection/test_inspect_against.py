@@ -19,8 +19,8 @@ from support.trees import maxtext_tree, right_one, without
 
 import ckpttools
 from ckpttools import DTYPES, Tree, UsageError
-from ckpttools.inspection.against import against_family, against_tree
-from ckpttools.inspection.comparison import ArraySpec, Comparison, arranged
+from ckpttools.inspection.against import compare_with_family, compare_with_tree
+from ckpttools.inspection.comparison import ArraySpec, Comparison, sort_comparison
 
 LLAMA = GOLDEN / "llama3.1"
 NAMES = st.lists(st.sampled_from(("a", "b", "0", "1")), min_size=1, max_size=3).map(tuple)
@@ -40,7 +40,7 @@ class TestTrees:
     def test_difference_lists_transform_one_tree_into_the_other(
         self, mine: dict[TreePath, Constant], theirs: dict[TreePath, Constant]
     ):
-        result = against_tree(Tree(mine), Tree(theirs))
+        result = compare_with_tree(Tree(mine), Tree(theirs))
         built = {keystr(path): (array.shape, array.dtype.name) for path, array in mine.items()}
         for extra in result.extra:
             assert built.pop(extra.path) == (extra.shape, extra.dtype)
@@ -70,10 +70,10 @@ class TestTrees:
             for tree in (mine, theirs)
         ]
         if any(matching) or not (mine or theirs):
-            assert against_tree(Tree(mine), Tree(theirs), pattern) == against_tree(*matching)
+            assert compare_with_tree(Tree(mine), Tree(theirs), pattern) == compare_with_tree(*matching)
         else:
             with pytest.raises(UsageError, match="no array has a path that matches"):
-                against_tree(Tree(mine), Tree(theirs), pattern)
+                compare_with_tree(Tree(mine), Tree(theirs), pattern)
 
     def test_differences_are_sorted_by_size_or_name(self):
         shapes = {"w10": (2,), "w9": (2,), "b": (3, 5), "a": ()}
@@ -81,13 +81,13 @@ class TestTrees:
         unknown = ArraySpec("c", None, None)
         wide = ArraySpec("d", (2,), "float64")
         result = Comparison("x", 4, missing=(*specs, unknown), extra=(*specs, wide))
-        assert [item.path for item in arranged(result, "size").missing] == ["b", "w9", "w10", "a", "c"]
-        assert [item.path for item in arranged(result, "size").extra] == ["d", "b", "w9", "w10", "a"]
-        assert [item.path for item in arranged(result, "name").missing] == ["a", "b", "c", "w9", "w10"]
+        assert [item.path for item in sort_comparison(result, "size").missing] == ["b", "w9", "w10", "a", "c"]
+        assert [item.path for item in sort_comparison(result, "size").extra] == ["d", "b", "w9", "w10", "a"]
+        assert [item.path for item in sort_comparison(result, "name").missing] == ["a", "b", "c", "w9", "w10"]
 
     def test_equal_trees_have_no_differences(self):
         tree = ckpttools.open(LLAMA / "hf")
-        result = against_tree(tree, ckpttools.open(LLAMA / "hf_sharded"))
+        result = compare_with_tree(tree, ckpttools.open(LLAMA / "hf_sharded"))
         assert result.is_same
         assert (result.num_compared, result.against) == (39, str(LLAMA / "hf_sharded"))
 
@@ -97,14 +97,14 @@ class TestFamilies:
     @pytest.mark.parametrize("model", FAMILIES)
     def test_maxtext_output_matches_its_config(self, model: str, scan: bool):
         family = families()[right_one(model)]
-        assert against_family(maxtext_tree(model, scan), family, config_of(model), "config.json").is_same
-        assert against_family(maxtext_tree(model, scan), family).is_same
+        assert compare_with_family(maxtext_tree(model, scan), family, config_of(model), "config.json").is_same
+        assert compare_with_family(maxtext_tree(model, scan), family).is_same
 
     @pytest.mark.parametrize("model", FAMILIES)
     def test_hugging_face_weights_match_their_config(self, model: str):
         family = families()[right_one(model)]
         tree = ckpttools.open(GOLDEN / model / "hf")
-        assert against_family(tree, family, config_of(model), "config.json").is_same
+        assert compare_with_family(tree, family, config_of(model), "config.json").is_same
 
     @pytest.mark.parametrize("with_config", [True, False])
     def test_missing_extra_and_different_arrays_are_all_listed(self, with_config: bool):
@@ -114,7 +114,7 @@ class TestFamilies:
         odd = Constant((64, 7), DTYPES["bfloat16"], b"\0\0")
         changed = Tree({**tree, (*top, "layers_1", "mlp", "wi_0", "kernel"): odd, (*top, "foo"): odd})
         config = config_of("llama3.1") if with_config else None
-        result = against_family(changed, families()["llama"], config, "config.json")
+        result = compare_with_family(changed, families()["llama"], config, "config.json")
         assert result.missing == (ArraySpec("decoder.layers_2.mlp.wo.kernel", (128, 64), None),)
         assert result.extra == (ArraySpec("decoder.foo", (64, 7), "bfloat16"),)
         (different,) = result.different
@@ -128,25 +128,25 @@ class TestFamilies:
     def test_optimizer_and_step_are_not_compared(self):
         tree = maxtext_tree("llama3.1", scan=True)
         state = Constant((), DTYPES["int32"], bytes(4))
-        result = against_family(Tree({**tree, ("opt_state", 0, "count"): state}), families()["llama"])
+        result = compare_with_family(Tree({**tree, ("opt_state", 0, "count"): state}), families()["llama"])
         assert result.is_same
         assert result.num_compared == 12
 
     def test_other_family_lists_missing_arrays(self):
-        result = against_family(maxtext_tree("llama3.1", scan=True), families()["qwen3"])
+        result = compare_with_family(maxtext_tree("llama3.1", scan=True), families()["qwen3"])
         assert [item.path.split(".")[-2] for item in result.missing] == ["query_norm", "key_norm"]
         assert not result.extra
 
     def test_missing_middle_layer_is_reported(self):
         tree = ckpttools.open(GOLDEN / "llama3.1" / "hf")
         arrays = {path: leaf for path, leaf in tree.items() if ".layers.2." not in keystr(path)}
-        result = against_family(Tree(arrays), families()["llama"])
+        result = compare_with_family(Tree(arrays), families()["llama"])
         assert result.missing == (ArraySpec("model.layers.2.*", None, None),)
 
     def test_missing_first_layer_is_reported(self):
         tree = ckpttools.open(GOLDEN / "llama3.1" / "hf")
         arrays = {path: leaf for path, leaf in tree.items() if ".layers.0." not in keystr(path)}
-        result = against_family(Tree(arrays), families()["llama"])
+        result = compare_with_family(Tree(arrays), families()["llama"])
         assert result.missing == (ArraySpec("model.layers.0.*", None, None),)
 
     @pytest.mark.parametrize(("number", "first"), [("{layer}", 0), ("{layer+1}", 1)])
@@ -157,7 +157,9 @@ class TestFamilies:
         rows = (row("head: mlp <-> head: mlp"),)
         family = Family("own", ("own",), (), rows=rows, layers=(layers,), sizes={})
         leaf = Constant((4,), DTYPES["int8"], b"\0")
-        result = against_family(Tree({(f"blocks.{k}.up",): leaf for k in (2, 3)} | {("head",): leaf}), family)
+        result = compare_with_family(
+            Tree({(f"blocks.{k}.up",): leaf for k in (2, 3)} | {("head",): leaf}), family
+        )
         assert [item.path for item in result.missing] == [f"blocks.{k}.*" for k in range(first, 2)]
 
     @pytest.mark.parametrize("location", ["hf", "maxtext_scanned", "maxtext_unscanned"])
@@ -165,46 +167,48 @@ class TestFamilies:
         """Without the last one names and shapes are those of a shorter model."""
         tree = Tree(dict(ckpttools.open(LLAMA / location)))
         where = "model.layers" if location == "hf" else "decoder/layers"
-        (*_, declared) = against_family(tree, families()["llama"]).reasons
+        (*_, declared) = compare_with_family(tree, families()["llama"]).reasons
         assert declared == (
             f"Layers found: 4 in {where}. Only the model's config.json shows whether there should be more."
         )
-        assert not against_family(tree, families()["llama"], config_of("llama3.1"), "config.json").reasons
+        assert not compare_with_family(
+            tree, families()["llama"], config_of("llama3.1"), "config.json"
+        ).reasons
 
     def test_huge_layer_number_does_not_list_preceding_layers(self):
         tree = Tree(dict(ckpttools.open(LLAMA / "hf")))
         last = max(tree, key=keystr)
         odd = Tree({**tree, (f"model.layers.{10**30}.mlp.up_proj.weight",): tree[last]})
-        result = against_family(odd, families()["llama"])
+        result = compare_with_family(odd, families()["llama"])
         assert len(result.missing) + len(result.extra) < 20
 
     def test_pattern_matches_paths_of_the_tree(self):
         tree, qwen = maxtext_tree("llama3.1", scan=True), families()["qwen3"]
-        result = against_family(tree, qwen, pattern="params/params/*/self_attention/*")
+        result = compare_with_family(tree, qwen, pattern="params/params/*/self_attention/*")
         assert [item.path.split(".")[-2] for item in result.missing] == ["query_norm", "key_norm"]
         assert result.num_compared == 4
-        only = against_family(tree, qwen, pattern="*/query_norm/*")
+        only = compare_with_family(tree, qwen, pattern="*/query_norm/*")
         assert (len(only.missing), only.num_compared) == (1, 0)
-        assert against_family(tree, qwen, pattern="*/mlp/*").is_same
+        assert compare_with_family(tree, qwen, pattern="*/mlp/*").is_same
 
     @pytest.mark.parametrize("pattern", ["step", "decoder.*", "*nothing*"])
     def test_pattern_without_compared_arrays_is_refused(self, pattern: str):
         with pytest.raises(UsageError, match="no array has a path that matches"):
-            against_family(maxtext_tree("llama3.1", scan=True), families()["llama"], pattern=pattern)
+            compare_with_family(maxtext_tree("llama3.1", scan=True), families()["llama"], pattern=pattern)
 
     def test_many_layer_names_get_no_suggestion(self):
         tree = Tree(dict(ckpttools.open(LLAMA / "hf")))
         with pytest.raises(UsageError, match="only names can be compared"):
-            against_family(tree, families()["llama"], pattern="*.mlp.*")
+            compare_with_family(tree, families()["llama"], pattern="*.mlp.*")
 
     def test_comparison_by_names_only_is_reported(self):
         """Gemma 3's unscanned layers do not tell how many form a cycle."""
         tree = maxtext_tree("gemma3", scan=False)
-        result = against_family(tree, families()["gemma3"])
+        result = compare_with_family(tree, families()["gemma3"])
         assert result.is_same
         assert not result.shapes_compared
         lost = Tree({path: leaf for path, leaf in tree.items() if "wi_0" not in path})
-        assert not against_family(lost, families()["gemma3"]).is_same
+        assert not compare_with_family(lost, families()["gemma3"]).is_same
 
 
 class TestCommand:

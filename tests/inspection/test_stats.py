@@ -24,7 +24,7 @@ from ckpttools import DTYPES, DType, LazyArray, MemoryBudgetError, Region, Tree
 from ckpttools.array.elements import table, widen
 from ckpttools.array.scratch import ALIGNMENT
 from ckpttools.inspection import moments as moments_module
-from ckpttools.inspection.distribution import QUANTILES, most_bins
+from ckpttools.inspection.distribution import QUANTILES, max_bins
 from ckpttools.inspection.layer_rows import layer_rows
 from ckpttools.inspection.moments import Extremes, Moments, extremes, near_zero
 from ckpttools.inspection.stats import ArrayStats, Statistics, inspect_stats, statistics_of
@@ -370,7 +370,7 @@ class TestDistribution:
             return
         assert result is not None
         assert result.zeros + sum(item.negative + item.positive for item in result.bins) == finite.size
-        assert len(result.bins) <= most_bins(dtype)
+        assert len(result.bins) <= max_bins(dtype)
         least = 0.0 if result.exact else 2.0**-133
         for item in result.bins:
             low, high = 2.0**item.exponent, 2.0 ** (item.exponent + 1) if item.exponent < 1023 else np.inf

@@ -412,7 +412,7 @@ def test_arrays_without_a_left_side_are_left_out():
     more = {"vision.a.w": (1,), "vision.b.w": (1,), "tower.x.y": (1,), "blocks.3.norm.weight": (1,)}
     there = unread(right_shapes() | more | {"blocks.4.q.weight": (2,)})
     mapped = built.to_left(there)
-    assert set(mapped.dropped) == {*more, "blocks.4.q.weight"} == built.left_out_of(there).keys()
+    assert set(mapped.dropped) == {*more, "blocks.4.q.weight"} == built.unmatched_right(there).keys()
     with pytest.raises(CoverageError, match=r"blocks\.5"):
         built.to_left(there | unread({"blocks.5.norm.weight": (1,)}))
 

@@ -16,7 +16,7 @@ from support.stored_trees import write
 
 import ckpttools
 from ckpttools import DTYPES, Resources, ToHuggingFace, ToMaxText, Tree, plan_to_huggingface, plan_to_maxtext
-from ckpttools.compare.conversion import in_maxtext_names
+from ckpttools.compare.conversion import name_like_maxtext
 
 SCANS = pytest.mark.parametrize("scan", [True, False], ids=SCAN_NAMES.get)
 EVERY_FAMILY = pytest.mark.parametrize("family", FAMILIES)
@@ -207,7 +207,7 @@ def test_another_model_differs(tmp_path):
 
 def test_hugging_face_arrays_get_maxtext_names(tmp_path):
     tree = ckpttools.open(convert(tmp_path / "maxtext", "qwen3"))
-    named = in_maxtext_names(ckpttools.open(hf("qwen3"))).arrays
+    named = name_like_maxtext(ckpttools.open(hf("qwen3"))).arrays
     kernel = named["decoder/layers_1/mlp/wi_0/kernel"].read()
     assert np.array_equal(
         kernel, tree["params", "params", "decoder", "layers", "mlp", "wi_0", "kernel"].read()[:, 1]

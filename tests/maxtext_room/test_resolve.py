@@ -28,7 +28,7 @@ from ckpttools.maxtext.loading.command import parse_command
 from ckpttools.maxtext.loading.configuration import merge_settings
 from ckpttools.maxtext.loading.model_sizes import KNOWN_NAMES, MODELS
 from ckpttools.maxtext.loading.paths import list_committed_steps
-from ckpttools.maxtext.loading.resolution import NOTHING
+from ckpttools.maxtext.loading.resolution import NOTHING_FOUND_TEXT
 from ckpttools.maxtext.loading.settings import DEFAULTS, SIZES
 from ckpttools.maxtext.loading.weights import check_weights
 
@@ -103,7 +103,7 @@ class TestAgainstOrbax:
             assert not error
             assert "new optimizer, without a warning" in texts(result)
         elif error == "ValueError: no step":
-            assert (result.outcome, result.verdict) == ("scratch", NOTHING)
+            assert (result.outcome, result.verdict) == ("scratch", NOTHING_FOUND_TEXT)
         else:
             assert result.loads == (not error), (error, result)
 
@@ -137,7 +137,7 @@ class TestPrecedence:
     @BOTH
     def test_random_parameters_are_the_last_resort(self, runs, maxtext):
         result = resolve(maxtext=maxtext, base_output_directory=str(runs), run_name="y")
-        assert (result.outcome, result.verdict, result.path) == ("scratch", NOTHING, None)
+        assert (result.outcome, result.verdict, result.path) == ("scratch", NOTHING_FOUND_TEXT, None)
         assert not result.loads
 
     def test_disabled_checkpointing_resumes_nothing(self, runs):
@@ -727,7 +727,7 @@ class TestBuckets:
         files = {name: item for name, item in files_in(TRAINED).items() if name != "1/commit_success.txt"}
         out = cloud.filled({f"x/checkpoints/{name}": item for name, item in files.items()})
         result = resolve(base_output_directory=str(out), run_name="x")
-        assert (result.outcome, result.verdict) == ("scratch", NOTHING)
+        assert (result.outcome, result.verdict) == ("scratch", NOTHING_FOUND_TEXT)
         assert "1 is skipped: no commit_success.txt" in result.tried[0].result
 
     @pytest.mark.parametrize(("maxtext", "missing"), [("e591f30", "0/items"), ("0.2.5", "0")])
@@ -800,11 +800,19 @@ class TestCommandLine:
         ("words", "code", "declared"),
         [
             ("", 2, "No run is described"),
-            ("python3 -m MaxText.train base.yml run_name=absent", 1, NOTHING),
-            ("X=1 env Y=2 python3.12 -u -m maxtext.trainers.pre_train.train run_name=absent", 1, NOTHING),
-            ("python3 MaxText/train.py run_name=absent --maxtext e591f30 --requests 3", 1, NOTHING),
+            ("python3 -m MaxText.train base.yml run_name=absent", 1, NOTHING_FOUND_TEXT),
+            (
+                "X=1 env Y=2 python3.12 -u -m maxtext.trainers.pre_train.train run_name=absent",
+                1,
+                NOTHING_FOUND_TEXT,
+            ),
+            (
+                "python3 MaxText/train.py run_name=absent --maxtext e591f30 --requests 3",
+                1,
+                NOTHING_FOUND_TEXT,
+            ),
             ("--maxtxt 0.2.5 run_name=absent", 2, "-- python3 -m maxtext"),
-            ("run_name=absent", 1, NOTHING),
+            ("run_name=absent", 1, NOTHING_FOUND_TEXT),
             (f"-- base.yml load_parameters_path={SCANNED}", 1, "cannot use it"),
             (f"load_parameters_path={UNSCANNED}", 1, "set scan_layers=false"),
             (f"load_parameters_path={UNSCANNED} scan_layers=false", 0, "loads the parameters of step 0"),
@@ -826,7 +834,7 @@ class TestCommandLine:
         assert "LoRA: does not look for adapters" in result.output
 
     def test_report_has_a_readable_repr(self):
-        assert repr(resolve(run_name="y")) == f"<Resolution by MaxText {NEWEST}: {NOTHING}>"
+        assert repr(resolve(run_name="y")) == f"<Resolution by MaxText {NEWEST}: {NOTHING_FOUND_TEXT}>"
 
 
 def test_every_default_has_a_checked_type():

@@ -15,8 +15,8 @@ import ckpttools
 PACKAGE = Path(ckpttools.__file__).parent
 # What a view has worked out, in the modules below.
 WORK = [
-    "flavour_of",
-    "homes_of",
+    "flavor_of",
+    "regions_of",
     "optimizer_of",
     "scan_axis",
     "stacked_keys",

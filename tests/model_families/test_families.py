@@ -15,7 +15,7 @@ from ckpttools.family_check.definition import Definition
 from ckpttools.family_check.synthetic_models import Sizes, configuration, flag_settings
 from ckpttools.mapping.arithmetic import axes_in
 from ckpttools.mapping.values import Fill
-from ckpttools.model_families.registry import OF_MAXTEXT, UNFIT
+from ckpttools.model_families.registry import MAXTEXT_ONLY_MODELS, UNFIT
 from ckpttools.testing.strategies import UnreadableFile, noise, stored
 
 F32, BF16 = DTYPES["float32"], DTYPES["bfloat16"]
@@ -327,21 +327,21 @@ def test_unknown_model_type_is_refused():
     assert 'family="NAME"' in caught.value.hint and "ckpttools.families" in caught.value.hint
 
 
-@pytest.mark.parametrize("model_type", sorted({**UNFIT, **OF_MAXTEXT}))
+@pytest.mark.parametrize("model_type", sorted({**UNFIT, **MAXTEXT_ONLY_MODELS}))
 def test_unsupported_model_type_is_explained(model_type):
     """And no family is named, as none fits."""
     with pytest.raises(ConfigError, match=f"no family has model_type '{model_type}'") as caught:
         family_of({"model_type": model_type}, "config.json")
-    assert {**UNFIT, **OF_MAXTEXT}[model_type] in caught.value.got
-    assert ("MaxText 0.2.5 supports it" in caught.value.got) == (model_type in OF_MAXTEXT)
+    assert {**UNFIT, **MAXTEXT_ONLY_MODELS}[model_type] in caught.value.got
+    assert ("MaxText 0.2.5 supports it" in caught.value.got) == (model_type in MAXTEXT_ONLY_MODELS)
     assert "NAME" not in caught.value.hint and "inspect" not in caught.value.hint
     with pytest.raises(UnknownNameError) as named:
         family_named(model_type)
-    assert {**UNFIT, **OF_MAXTEXT}[model_type] in named.value.hint
+    assert {**UNFIT, **MAXTEXT_ONLY_MODELS}[model_type] in named.value.hint
 
 
 def test_unsupported_model_types_have_no_family():
-    assert not {**UNFIT, **OF_MAXTEXT}.keys() & {
+    assert not {**UNFIT, **MAXTEXT_ONLY_MODELS}.keys() & {
         name for family in families().values() for name in family.model_types
     }
 

@@ -39,7 +39,7 @@ ROOMS = "plan,run,formats,maxtext,compare"
 BESIDE = {"run": ("tests/crash", "tests/run/test_stopping.py"), "plan": ("tests/memory/test_memory.py",)}
 _BESIDE_SECONDS = 200
 # A change may make a test allocate without end.
-_MOST_BYTES = 6 << 30
+_MAX_BYTES = 6 << 30
 _TIMES = count(1_000_000_000)
 CAUGHT, SURVIVED, UNTESTED, UNSURE = "caught", "survived", "untested", "unsure"
 
@@ -283,7 +283,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def _limited() -> None:
-    resource.setrlimit(resource.RLIMIT_DATA, (_MOST_BYTES, _MOST_BYTES))
+    resource.setrlimit(resource.RLIMIT_DATA, (_MAX_BYTES, _MAX_BYTES))
 
 
 def _pytest(temporary: Path) -> list[str]:

@@ -255,7 +255,7 @@ class TestConcurrentParts:
         from ckpttools.stores.objects import lock, shared_staging
 
         monkeypatch.setattr(lock, "RENEWED_SECONDS", 0.05)
-        monkeypatch.setattr(shared_staging, "_LOOK_SECONDS", 0.2)
+        monkeypatch.setattr(shared_staging, "_POLL_SECONDS", 0.2)
         with self.joined(plan, destination, 0, 2):
             output = refused(plan, "--part", "0/1")
             assert "another process is doing tasks of part 0/1" in output
@@ -316,7 +316,7 @@ class TestConcurrentStarts:
             work.record([[0]])
         slow, is_slow = threading.Event(), threading.Event()
         built = local.LocalStaging if "://" not in destination else objects.ObjectStaging
-        name = "remove" if built is local.LocalStaging else "_give_up"
+        name = "remove" if built is local.LocalStaging else "_discard"
         removed = getattr(built, name)
 
         def removing(*given):
@@ -437,7 +437,7 @@ class TestPublishedPlans:
             """Meanwhile another publishes, and is stopped before its journal is gone."""
             built = real(*arguments)
             with pytest.MonkeyPatch.context() as other:
-                other.setattr(publishing, "replanned", real)
+                other.setattr(publishing, "replan_file", real)
                 other.setattr(Journal, "move", failing)
                 assert ckpt("run", plan, *how).exit_code == 5
             return built
@@ -445,9 +445,9 @@ class TestPublishedPlans:
         def failing(journal, *arguments):
             raise OSError(5, "stopped")
 
-        real = publishing.replanned
+        real = publishing.replan_file
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(publishing, "replanned", replanned)
+            patch.setattr(publishing, "replan_file", replanned)
             assert "13 arrays" in run("run", plan, *how)
         assert not (tmp_path / "out.partial").exists()
         for words in (["--status"], how, [*how, "--wait"]):

@@ -30,7 +30,7 @@ from ckpttools.array import read_blocks
 from ckpttools.core import budget
 from ckpttools.core.notes import Note, Notes
 from ckpttools.plan import plan as planning
-from ckpttools.plan.task import cut
+from ckpttools.plan.task import split_array
 from ckpttools.testing.strategies import (
     UnreadableFile,
     chunk_shapes,
@@ -221,9 +221,9 @@ def test_element_larger_than_the_limit_is_refused():
     array = Constant((2,), DTYPES["complex128"], bytes(16))
     placement = Placement((2,), 16, (2,), DataFile("data"))
     with pytest.raises(MemoryBudgetError, match="one element does not fit") as caught:
-        list(cut(("w",), array, placement, 15))
+        list(split_array(("w",), array, placement, 15))
     assert caught.value.location == "w"
-    assert len(list(cut(("w",), array, placement, 16))) == 2
+    assert len(list(split_array(("w",), array, placement, 16))) == 2
 
 
 @given(shapes(limit=400), st.integers(1, 100), st.data())
@@ -231,7 +231,7 @@ def test_split_regions_stay_within_the_limit(shape, limit, data):
     array = stored(noise(shape, BF16), BF16)
     placement = Placement(shape, 2, data.draw(chunk_shapes(shape)), DataFile("data"))
     seen = np.zeros(shape, int)
-    for task in cut(("w",), array, placement, 2 * limit):
+    for task in split_array(("w",), array, placement, 2 * limit):
         assert 0 < task.region.size <= limit
         seen[task.region.slices] += 1
     assert (seen == 1).all()
@@ -242,7 +242,7 @@ def test_tasks_larger_than_a_chunk_contain_complete_chunks(shape, limit, codec, 
     """A chunk that two tasks share is written in two goes; one that is encoded must not be shared at all."""
     array, chunk = stored(noise(shape, BF16), BF16), data.draw(chunk_shapes(shape))
     placement = Placement(shape, 2, chunk, DataFile("data"), codec)
-    for task in cut(("w",), array, placement, 2 * max(limit, prod(chunk) if codec else 1)):
+    for task in split_array(("w",), array, placement, 2 * max(limit, prod(chunk) if codec else 1)):
         for start, stop, whole, length in zip(task.region.start, task.region.stop, shape, chunk, strict=True):
             is_whole = start % length == 0 and (stop % length == 0 or stop == whole)
             assert is_whole or (codec is None and stop - start <= length)
@@ -251,7 +251,7 @@ def test_tasks_larger_than_a_chunk_contain_complete_chunks(shape, limit, codec, 
 def test_matrix_is_split_along_its_storage_axis():
     array = Stored((4096, 4096), BF16, UnreadableFile("f"), 0)
     placement = Placement((4096, 4096), 2, (512, 4096), DataFile("data"))
-    regions = [task.region for task in cut(("w",), array, placement, 8 * MIB)]
+    regions = [task.region for task in split_array(("w",), array, placement, 8 * MIB)]
     assert regions == [Region((1024 * k, 0), (1024 * (k + 1), 4096)) for k in range(4)]
 
 

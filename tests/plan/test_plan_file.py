@@ -20,7 +20,7 @@ from ckpttools.api.plans import header_of
 from ckpttools.mapping.values import Add
 from ckpttools.plan.array_lines import NotInLinesError, decode_dataclass
 from ckpttools.plan.parts import dealt
-from ckpttools.plan.plan_file import decoded, encoded
+from ckpttools.plan.plan_file import decode_plan, encode_plan
 from ckpttools.testing.strategies import lazy_arrays, regions, stored
 from ckpttools.transforms.functions import InMemory
 
@@ -127,7 +127,7 @@ def test_only_plan_classes_are_decoded(name):
 @pytest.mark.parametrize("scan", [True, False])
 def test_parts_contain_exactly_the_tasks_of_the_plan(tmp_path, count, scan):
     prepared = ckpttools.hf_to_maxtext.plan(HF, tmp_path / "out", scan=scan)
-    file = decoded(encoded(prepared.plan, header_of(prepared)), "here")
+    file = decode_plan(encode_plan(prepared.plan, header_of(prepared)), "here")
     assert file.header.has_tasks and file.header.call["arguments"]["scan"] == scan
     cuts = dealt(file.groups, count)
     result = []

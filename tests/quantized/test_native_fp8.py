@@ -17,7 +17,7 @@ from support.locations import GOLDEN, GOLDEN_0_2_5
 import ckpttools
 from ckpttools import DTYPES, FormatError, Metadata, UsageError
 from ckpttools.maxtext.config.observed_model import StoredFp8
-from ckpttools.maxtext.native_fp8 import CODES, misfit_test
+from ckpttools.maxtext.native_fp8 import CODES, grid_mismatch_test
 from ckpttools.maxtext.scale_grids import scale_grids
 from ckpttools.quantized import scale_checks
 from ckpttools.testing.strategies import stored
@@ -87,7 +87,7 @@ def test_fp8_models_accept_matching_grids(text, lengths, grid, why):
     shape = built.right.shape(lengths)
     array = stored(np.zeros(shape, np.uint8), DTYPES["float8_e4m3fn"])
     scales = stored(np.ones([-(-n // 4) for n in shape], np.float32), DTYPES["float32"])
-    result = scale_grids(table, {"x": array}, {"x": scales}, (4, 4), fits=misfit_test(4))
+    result = scale_grids(table, {"x": array}, {"x": scales}, (4, 4), fits=grid_mismatch_test(4))
     assert {scale.shape for scale in result.scales.values()} == {grid} and not result.problems
     assert (why in result.misfits[0]) if why else not result.misfits
 

@@ -12,7 +12,7 @@ from support.quantized_kinds import write
 
 import ckpttools
 from ckpttools import DTYPES, Tree
-from ckpttools.cli.output import labeled_lines
+from ckpttools.cli.output import format_labeled
 from ckpttools.cli.plan_text import _note_lines
 from ckpttools.core.notes import Note
 from ckpttools.testing.strategies import stored
@@ -172,7 +172,7 @@ def test_quantization_differences_name_the_quantized_side(tmp_path):
 
 def test_single_command_has_no_quotes():
     command = "ckpt cast some/where/far/away DST --dtype bfloat16"
-    assert labeled_lines("next", f"`{command}` makes plain weights", 6, 60, command=command) == [
+    assert format_labeled("next", f"`{command}` makes plain weights", 6, 60, command=command) == [
         f"next  {command}",
         "      makes plain weights",
     ]

@@ -21,7 +21,7 @@ from ckpttools.array.blockwise import (
 )
 from ckpttools.core.region import ceil_div
 from ckpttools.core.tally import add_counts
-from ckpttools.quantized.encoders import Mxfp4Encoder, numbers, rounded_to_few_bits
+from ckpttools.quantized.encoders import Mxfp4Encoder, decode_codes, round_to_narrow_float
 from ckpttools.testing.strategies import regions, stored, tilings
 
 DTYPE = st.sampled_from(("bfloat16", "float16", "float32", "float64"))
@@ -92,17 +92,17 @@ def test_mxfp4_error_is_at_most_half_a_step_in_any_region(seed, groups, dtype, d
 @pytest.mark.parametrize("dtype", [E4M3, E2M1])
 def test_every_pattern_rounds_to_nearest_even(dtype):
     patterns = np.arange(0, 1 << 32, 65521, dtype=np.uint64).astype(np.uint32)
-    near = numbers(np.arange(1 << DTYPES[dtype].bits, dtype=np.uint8), dtype)
+    near = decode_codes(np.arange(1 << DTYPES[dtype].bits, dtype=np.uint8), dtype)
     near = near[np.isfinite(near)]
     between = (np.sort(near)[1:] + np.sort(near)[:-1]) / 2
     around = [np.nextafter(between, np.float32(side)) for side in (-np.inf, np.inf)]
     result = np.concatenate([patterns.view(np.float32), near, between, *around])
     result = result[np.abs(result) <= near.max()]
-    assert (rounded_to_few_bits(result, dtype) == result.astype(DTYPES[dtype].numpy).view(np.uint8)).all()
+    assert (round_to_narrow_float(result, dtype) == result.astype(DTYPES[dtype].numpy).view(np.uint8)).all()
 
 
 def test_overflow_is_rounded_to_largest():
-    assert numbers(rounded_to_few_bits(np.array([1e30, -500], np.float32), E4M3), E4M3).tolist() == [
+    assert decode_codes(round_to_narrow_float(np.array([1e30, -500], np.float32), E4M3), E4M3).tolist() == [
         448,
         -448,
     ]
@@ -161,7 +161,7 @@ def test_requantizing_dequantized_values_is_stable(seed, dtype):
 def test_mxfp4_values_survive_requantization(seed):
     rng = np.random.default_rng(seed)
     codes, exponents = rng.integers(0, 16, (3, 64), np.uint8), rng.integers(-20, 20, (3, 2))
-    truth = np.ldexp(numbers(codes, E2M1).reshape(3, 2, 32), exponents[..., None]).reshape(3, 64)
+    truth = np.ldexp(decode_codes(codes, E2M1).reshape(3, 2, 32), exponents[..., None]).reshape(3, 64)
     array = stored(truth.astype(DTYPES["bfloat16"].numpy), DTYPES["bfloat16"])
     again = Mxfp4Encoder().decoded(*(code.read() for code in block_codes(array, Mxfp4Encoder())))
     assert (again == truth).all()

@@ -38,7 +38,7 @@ class Watched(worker_processes.ProcessRunner):
 def before_third(worker):
     {happens}
 
-execution._LEAST_BYTES = 1
+execution._MIN_PROCESS_BYTES = 1
 worker_processes.ProcessRunner = Watched
 from ckpttools.__main__ import main
 main()

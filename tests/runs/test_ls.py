@@ -23,7 +23,7 @@ from ckpttools.api import summary as summaries
 from ckpttools.core.errors import suppress_step_warnings
 from ckpttools.core.text import format_age
 from ckpttools.formats.torch.zero import FORMAT
-from ckpttools.runs.listing import find_run, listed, looked_at, measure_usage
+from ckpttools.runs.listing import find_run, list_consistently, list_run, measure_usage
 
 
 @pytest.fixture
@@ -41,12 +41,12 @@ def test_run_changed_meanwhile_is_inspected_again(run):
     result = find_run(parse(run))
     assert len(result.steps) == 2
     shutil.rmtree(run / "1")
-    assert [item.step for item in looked_at(result, listed).steps] == [2]
+    assert [item.step for item in list_consistently(result, list_run).steps] == [2]
     with pytest.raises(StorageError):
-        listed(result)
+        list_run(result)
     # What is so in a run at rest stays an error.
     with pytest.raises(StorageError):
-        looked_at(find_run(parse(run)), lambda seen: (seen.path / "1").read_bytes())
+        list_consistently(find_run(parse(run)), lambda seen: (seen.path / "1").read_bytes())
 
 
 def test_ls_shows_metrics_and_the_resumable_step(run):
@@ -383,7 +383,7 @@ def test_large_latest_file_is_read_partially(tmp_path):
         file.truncate(1 << 30)
     listing = ckpttools.ls(run)
     assert (listing.tracker, listing.latest, [item.step for item in listing.steps]) == ("latest", None, [3])
-    assert parse(run) == FORMAT.lies_at(parse(run))
+    assert parse(run) == FORMAT.checkpoint_location(parse(run))
 
 
 @pytest.mark.parametrize(

@@ -250,7 +250,7 @@ def test_link_targets_are_kept(run, tmp_path):
 
 
 def test_deep_links_in_the_run_are_found(run, monkeypatch):
-    monkeypatch.setattr(prune, "MOST_BESIDE", 1)
+    monkeypatch.setattr(prune, "MAX_LINKS_NEARBY", 1)
     deep = run / "zzz" / "a" / "b"
     deep.mkdir(parents=True)
     (deep / "best").symlink_to(run / "2")

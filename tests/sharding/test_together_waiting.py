@@ -8,7 +8,7 @@ import pytest
 from support.internals import Publishing
 
 from ckpttools import OtherProcessError
-from ckpttools.api.distributed import _are_done, _check_failed, _heeding
+from ckpttools.api.distributed import _are_done, _check_failed, _stop_when_job_ends
 from ckpttools.api.plan_status import PartStatus
 from ckpttools.sharding.loading import JobProgress, ProgressReporter
 from ckpttools.sharding.processes import Processes, Service
@@ -85,9 +85,9 @@ def test_loading_reports_progress_of_all_processes(job):
 def test_process_0_stops_if_another_process_fails(job, monkeypatch):
     from ckpttools.api import distributed as together
 
-    monkeypatch.setattr(together, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(together, "_POLL_SECONDS", 0.0)
     seen: list[object] = []
-    observe = _heeding(lambda: _check_failed(job), seen.append)
+    observe = _stop_when_job_ends(lambda: _check_failed(job), seen.append)
     observe(Publishing())
     other(job, 2).set_status("failed", "the disk is full")
     with pytest.raises(OtherProcessError, match="process 2 of 3 could not do its part"):

@@ -65,7 +65,7 @@ def refused(location, *arguments, words, suggests=False):
     return text
 
 
-APART = {
+SEPARATE_EXPERTS_FLAG = {
     "is SRC itself": ("mt", "mt"),
     "is SRC itself, through a link": ("mt", "link"),
     "is SRC itself, through ..": ("mt", "hf/../mt"),
@@ -88,11 +88,11 @@ ALIASES = {
 
 class TestOverlapWithSource:
     @pytest.mark.parametrize("overwrite", [(), ("--overwrite",), ("--dry-run",)], ids=str)
-    @pytest.mark.parametrize("case", APART)
+    @pytest.mark.parametrize("case", SEPARATE_EXPERTS_FLAG)
     def test_destination_overlapping_source_is_refused(self, location, case, overwrite):
         (location / "link").symlink_to("mt")
         (location / "link-to-run").symlink_to("run/checkpoints")
-        source, destination = APART[case]
+        source, destination = SEPARATE_EXPERTS_FLAG[case]
         words = f"DST {case.split(',')[0]}"
         refused(
             location,

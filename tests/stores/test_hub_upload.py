@@ -211,7 +211,7 @@ class TestCommands:
         assert run("hash", f"{NEW}/below").split()[0] == run("hash", tmp_path / "local").split()[0]
 
     def test_too_many_small_files_are_refused(self, server, monkeypatch):
-        monkeypatch.setattr(hub_data_files, "_MOST_SMALL_BYTES", 1_000)
+        monkeypatch.setattr(hub_data_files, "_MAX_SMALL_BYTES", 1_000)
         result = ckpt("convert", "to-zarr3", HF, NEW, "--no-progress")
         assert result.exit_code == 2, result.output
         assert "small files" in result.output and "safetensors" in result.output

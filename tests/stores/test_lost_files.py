@@ -26,7 +26,7 @@ from ckpttools.run.bindings import (
     select_sound_records,
     void_run,
 )
-from ckpttools.stores.checksums import BLOCK_BYTES, MOST_BLOCKS, sample_starts
+from ckpttools.stores.checksums import BLOCK_BYTES, MAX_BLOCKS, sample_starts
 from ckpttools.stores.local.data_files import LocalDataFiles, WrittenFiles
 from ckpttools.stores.local.staging import LocalWork
 from ckpttools.stores.objects.staging import ObjectWork
@@ -778,7 +778,7 @@ class TestChangedSource:
         """Change one bit of each array where no sample is taken."""
         file = source / "model.safetensors"
         before, data = file.stat(), bytearray(file.read_bytes())
-        starts = sample_starts(len(data), MOST_BLOCKS)
+        starts = sample_starts(len(data), MAX_BLOCKS)
         for at in range(len(data) // 3, len(data) - 1, 20_000):
             if not any(start <= at < start + BLOCK_BYTES for start in starts):
                 data[at // 2 * 2] ^= 1

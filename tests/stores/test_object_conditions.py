@@ -62,7 +62,7 @@ def s3(server, monkeypatch):
     quirks.kind, quirks.refuse = "none", lambda method, path: 0
     monkeypatch.setattr("ckpttools.stores.objects.client.FIRST_RETRIES", 0)
     monkeypatch.setattr("ckpttools.stores.objects.client.RETRIES", 0)
-    monkeypatch.setattr(locking, "SETTLED_SECONDS", 0.1)
+    monkeypatch.setattr(locking, "SETTLE_SECONDS", 0.1)
     monkeypatch.delenv(UNPROTECTED, raising=False)
     with amazon(url) as result:
         result.quirks = quirks
@@ -72,7 +72,7 @@ def s3(server, monkeypatch):
 @pytest.fixture
 def elsewhere(monkeypatch):
     """Owners of locks that may be on any machine."""
-    monkeypatch.setattr(locking, "_is_gone", lambda owner: False)
+    monkeypatch.setattr(locking, "_is_dead", lambda owner: False)
 
 
 def bucket_of(s3):

@@ -51,7 +51,7 @@ def in_parts(monkeypatch):
 @pytest.fixture
 def sleepers(gcs, tmp_path, monkeypatch):
     """Processes whose locks expire while they are stopped."""
-    monkeypatch.setattr(locking, "_is_gone", lambda owner: False)
+    monkeypatch.setattr(locking, "_is_dead", lambda owner: False)
     return Sleepers(gcs, tmp_path / "late")
 
 
@@ -90,7 +90,7 @@ def woken(process):
 @pytest.mark.parametrize("limit", [1, 5000])
 def test_object_with_the_name_of_a_directory_is_refused(cloud, limit, monkeypatch, tmp_path):
     """A file system cannot hold both. Neither is left out silently, however the bucket is listed."""
-    monkeypatch.setattr(listing_cache, "_MOST_OBJECTS", limit)
+    monkeypatch.setattr(listing_cache, "_MAX_OBJECTS", limit)
     model = files_in(HF)
     cloud.put({f"{name}/{key}": content for name in ("good", "m") for key, content in model.items()})
     cloud.put({"m/original": b"a file", "m/original/params.json": b"{}", "good/x/a": b"", "good/x": b""})

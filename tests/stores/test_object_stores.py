@@ -222,7 +222,7 @@ class TestRequests:
         assert gcs.server.most_at_once >= 4
 
     def test_large_listings_are_split_by_directory(self, gcs, monkeypatch):
-        monkeypatch.setattr(listing_cache, "_MOST_OBJECTS", 10)
+        monkeypatch.setattr(listing_cache, "_MAX_OBJECTS", 10)
         location = gcs.filled(files_in(ZARR))
         gcs.server.page = 7
         assert succeed("hash", location).stdout == succeed("hash", ZARR).stdout
@@ -243,8 +243,8 @@ class TestListings:
         assert (location / "a").is_file() and location.is_dir()
         gcs.put({(location / "b").key.partition("/")[2]: b"2"})
         assert not (location / "b").exists()
-        monkeypatch.setattr(listing_cache, "_BELIEVED", 0.0)
-        monkeypatch.setattr(listing_cache, "_TIMES_AS_LONG", 0)
+        monkeypatch.setattr(listing_cache, "_VALID_SECONDS", 0.0)
+        monkeypatch.setattr(listing_cache, "_VALID_FACTOR", 0)
         other = gcs.filled({"a": b"1"})
         assert other.is_dir()
         gcs.put({(other / "b").key.partition("/")[2]: b"2"})
@@ -392,7 +392,7 @@ class TestFaults:
         names = [f"d/{number:03}" for number in range(40)]
         location = gcs.filled(dict.fromkeys(names, b"1"))
         gcs.server.page = 4
-        monkeypatch.setattr(client, "_NAMES_TO_A_PAGE", 4)
+        monkeypatch.setattr(client, "_NAMES_PER_PAGE", 4)
         gcs.server.faults.append(Fault("continuation-token", count=9, cut=10))
         assert sorted(name for name, _ in location.walk()) == names
         paths = [item.path for item in gcs.server.log if "list-type" in item.path]

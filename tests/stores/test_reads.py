@@ -205,12 +205,12 @@ class TestConcurrencyControl:
 
     def test_high_latency_increases_concurrency(self, gcs):
         gcs.server.latency = 0.15
-        assert self.reads_until(gcs, lambda limit: limit >= 1.5 * concurrency.USUAL)
-        assert gcs.server.most_at_once <= 1.5 * concurrency.USUAL
+        assert self.reads_until(gcs, lambda limit: limit >= 1.5 * concurrency.DEFAULT_CONCURRENCY)
+        assert gcs.server.most_at_once <= 1.5 * concurrency.DEFAULT_CONCURRENCY
 
     def test_saturated_link_reduces_concurrency(self, gcs):
         gcs.server.down.bandwidth = 1e6
-        assert self.reads_until(gcs, lambda limit: limit <= concurrency.USUAL // 2)
+        assert self.reads_until(gcs, lambda limit: limit <= concurrency.DEFAULT_CONCURRENCY // 2)
 
     def test_throttling_reduces_concurrency(self, monkeypatch):
         with web_server() as web:
@@ -221,7 +221,7 @@ class TestConcurrencyControl:
             web.fault("GET .*x.bin", status(503), times=2)
             file = parse(f"http://{web.address}/x.bin").open()
             file.read(0, 1 << 20)
-            assert plain.STORE.client.reads.pace.limit == concurrency.USUAL // 4
+            assert plain.STORE.client.reads.pace.limit == concurrency.DEFAULT_CONCURRENCY // 4
         ckpttools.stores.registry._store.cache_clear()
 
     def test_concurrent_bytes_are_bounded(self):
@@ -236,7 +236,7 @@ class TestConcurrencyControl:
 
         with ThreadPoolExecutor(40) as pool:
             list(pool.map(read, [100, 30, 7, 100] * 40))
-        assert max(limit) <= mine.nbytes == 100 * concurrency.USUAL
+        assert max(limit) <= mine.nbytes == 100 * concurrency.DEFAULT_CONCURRENCY
 
 
 class TestReadCosts:

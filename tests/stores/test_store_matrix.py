@@ -150,7 +150,7 @@ def contents(location: Location) -> dict[str, bytes]:
 _OTHERS = ("_METADATA", "commit_success.txt")
 
 
-def is_alike(result: Location, expected: Made, case: Case) -> None:
+def is_listed_with(result: Location, expected: Made, case: Case) -> None:
     """The same files where nothing is shared and files are cut alike; the same arrays, and nothing wrong."""
     is_cut_alike = result.store is expected.location.store or not any(
         "ocdbt" in name for name in expected.files
@@ -175,24 +175,24 @@ def test_read_commands_print_the_same_for_every_store(sources, printed, name, st
 @pytest.mark.parametrize(("name", "store"), READ_THERE)
 def test_store_sources_are_written_to_disk(sources, done, tmp_path, name, store):
     declared(WRITING[name], sources, store, parse(tmp_path / "out"))
-    is_alike(parse(tmp_path / "out"), done(WRITING[name]), WRITING[name])
+    is_listed_with(parse(tmp_path / "out"), done(WRITING[name]), WRITING[name])
 
 
 @pytest.mark.parametrize(("name", "store"), WRITTEN_THERE)
 def test_disk_sources_are_written_to_stores(sources, stores, done, name, store):
     declared(WRITING[name], sources, "local", location := stores[store]())
-    is_alike(location, done(WRITING[name]), WRITING[name])
+    is_listed_with(location, done(WRITING[name]), WRITING[name])
 
 
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("name", [name for name, case in WRITING.items() if case.words in SHARING])
 def test_sources_are_copied_within_a_store(sources, stores, done, name, store):
     declared(WRITING[name], sources, store, location := stores[store]())
-    is_alike(location, done(WRITING[name]), WRITING[name])
+    is_listed_with(location, done(WRITING[name]), WRITING[name])
 
 
 def test_copies_between_clouds_have_the_same_content(sources, stores, done):
     for store, other in (("gs", "s3"), ("s3", "gs")):
         for name in ("hf-to-maxtext", "strip-optimizer", "copy-run"):
             declared(WRITING[name], sources, store, location := stores[other]())
-            is_alike(location, done(WRITING[name]), WRITING[name])
+            is_listed_with(location, done(WRITING[name]), WRITING[name])

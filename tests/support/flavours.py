@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from ckpttools import LazyArray, Tree
 from ckpttools.array.tree import Leaf, Path
-from ckpttools.maxtext.view import Flavour, view_of
+from ckpttools.maxtext.view import Flavor, view_of
 
 
-def with_parameters(tree: Tree, built: Mapping[Path, LazyArray], flavour: Flavour | None = None) -> Tree:
+def with_parameters(tree: Tree, built: Mapping[Path, LazyArray], flavour: Flavor | None = None) -> Tree:
     """`tree` with `built` in place of its parameters; all other leaves stay.
 
     With the tree's own parameters and flavour this gives back the tree.

@@ -21,7 +21,7 @@ PROCESSES, DEVICES = 4, 2
 KINDS = ("emergency", "replicator", "p2p")
 MESHES = ("data=2,fsdp=4", "data=4,fsdp=2", "data=2,fsdp=2,tensor=2")
 STEPS = (2, 3)
-COMMIT, NOWHERE = "commit_success.txt", "/checkpoints/hosts"
+COMMIT, EMPTY_KEYS = "commit_success.txt", "/checkpoints/hosts"
 
 
 def save_all(out: Path) -> None:
@@ -62,7 +62,7 @@ def save_one(out: Path, kind: str, mesh: str, run: str = "") -> Path:
 def _forget(location: Path) -> None:
     """Takes the directories of this machine out of what Orbax notes of commits: samples are of none."""
     for file in location.rglob(COMMIT):
-        file.write_text(file.read_text().replace(str(location.parent.absolute()), NOWHERE))
+        file.write_text(file.read_text().replace(str(location.parent.absolute()), EMPTY_KEYS))
     for file in filter(Path.is_file, location.rglob("*")):
         assert str(location.parent.absolute()).encode() not in file.read_bytes(), file
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from ckpttools import DTYPES, Empty, Metadata, Tree
 from ckpttools.array.tree import Leaf
 from ckpttools.array.tree import Path as TreePath
-from ckpttools.maxtext.view import LINEN, NNX, PLAIN, Flavour
+from ckpttools.maxtext.view import LINEN, NNX, PLAIN, Flavor
 from ckpttools.testing.strategies import noise
 from support.locations import TRAIN
 from support.trees import lazy
@@ -29,11 +29,11 @@ EMBED = 13
 
 FLAVOURS = (
     LINEN,
-    Flavour("linen", ("params",)),
+    Flavor("linen", ("params",)),
     NNX,
-    Flavour("nnx", ("model",), ("value",)),
-    Flavour("nnx-rl", ("base",)),
-    Flavour("nnx-rl", ("base",), ("value",)),
+    Flavor("nnx", ("model",), ("value",)),
+    Flavor("nnx-rl", ("base",)),
+    Flavor("nnx-rl", ("base",), ("value",)),
     PLAIN,
 )
 
@@ -61,7 +61,7 @@ class Layers:
     cycle: int
     names: str
     told: bool
-    flavour: Flavour
+    flavour: Flavor
     trained: bool
 
 
@@ -69,7 +69,7 @@ Arrays = dict[TreePath, np.ndarray]
 
 
 @st.composite
-def layered(draw: st.DrawFn, flavours: tuple[Flavour, ...] = FLAVOURS) -> Layers:
+def layered(draw: st.DrawFn, flavours: tuple[Flavor, ...] = FLAVOURS) -> Layers:
     """A decoder of any layout and flavour, alone or in a training state."""
     names = draw(st.sampled_from(("plain", "layers", "layer", "local-global")))
     cycle = 1 if names == "plain" else draw(st.integers(2, 4))

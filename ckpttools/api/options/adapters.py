@@ -38,10 +38,10 @@ BASE_NAME = Option(
     "Name of the base model in adapter_config.json. Default: its Hub name if known, else its path.",
     "NAME",
 )
-_LIKE = with_help(LIKE, "The original model of a MaxText {base}. Default: the one stored in it.")
+_LIKE_OPTION = with_help(LIKE, "The original model of a MaxText {base}. Default: the one stored in it.")
 BASE = (
     Option("base", model_at, None, "The model that the adapter belongs to.", "BASE", is_required=True),
-    _LIKE,
+    _LIKE_OPTION,
     FAMILY,
     ROPE_LAYOUT,
 )
@@ -51,7 +51,7 @@ MERGE_ADAPTER = (
     with_help(
         DTYPE, f"Cast {{base}} before the merge, like {action('cast')}. Dequantizes quantized weights."
     ),
-    _LIKE,
+    _LIKE_OPTION,
     FAMILY,
 )
 EXTRACT_ADAPTER = (
@@ -67,7 +67,7 @@ EXTRACT_ADAPTER = (
     ),
     variant(DTYPE, default="float32", help="Dtype of the factors."),
     BASE_NAME,
-    _LIKE,
+    _LIKE_OPTION,
     FAMILY,
 )
 ADAPTER_TO_MAXTEXT = (

@@ -5,7 +5,6 @@ from __future__ import annotations
 from shlex import split
 
 from ckpttools.api.options import (
-    ALL_WRITING,
     DEQUANTIZE_LIKE,
     DTYPE,
     FAMILY,
@@ -18,6 +17,7 @@ from ckpttools.api.options import (
     PREFER_RANK,
     REQUESTS,
     STEP,
+    WRITING_OPTIONS,
     patterns,
     with_help,
 )
@@ -81,7 +81,7 @@ NEW_TARGET = (
     *(item for item in STORAGE if item.name != "reference"),
 )
 """The same options, for functions that do not read a checkpoint."""
-CHANGING = (*TARGET, *OPENING, *ALL_WRITING)
+CHANGING = (*TARGET, *OPENING, *WRITING_OPTIONS)
 """Options of all functions that change and write a tree."""
 
 CONVERT = (

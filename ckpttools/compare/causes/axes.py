@@ -21,7 +21,7 @@ from ckpttools.compare.causes.base import (
 from ckpttools.core.message_terms import option
 from ckpttools.core.region import Shape
 
-_WORDS = {"halves": "in halves", "interleaved": "interleaved"}
+_ORDER_NAMES = {"halves": "in halves", "interleaved": "interleaved"}
 
 
 @detector("rope-layout", Claim.AXES_MOVED)
@@ -34,14 +34,17 @@ def rope_layout(case: Case) -> Iterator[Hypothesis]:
                 ("halves", "interleaved", (2, dim // 2)),
                 ("interleaved", "halves", (dim // 2, 2)),
             ):
-                built = _with_parts_swapped(a, axis, (length // dim, *parts))
-                text = f"rotary pairs of heads of {dim} are {_WORDS[was]} in A, {_WORDS[layout]} in B"
+                result = _with_parts_swapped(a, axis, (length // dim, *parts))
+                text = (
+                    f"rotary pairs of heads of {dim} are "
+                    f"{_ORDER_NAMES[was]} in A, {_ORDER_NAMES[layout]} in B"
+                )
                 # Only a conversion from Hugging Face determines the layout of pairs.
                 advice = (
                     "to get what A has, convert the Hugging Face model that B came from (or is) again, with "
                     f"{option('rope_layout', was)}"
                 )
-                yield Hypothesis(Cause("rope-layout", text, advice), ((built, b),))
+                yield Hypothesis(Cause("rope-layout", text, advice), ((result, b),))
 
 
 def _with_parts_swapped(array: LazyArray, axis: int, parts: tuple[int, int, int]) -> LazyArray:
@@ -57,18 +60,18 @@ def _with_parts_swapped(array: LazyArray, axis: int, parts: tuple[int, int, int]
 def transposed(case: Case) -> Iterator[Hypothesis]:
     """Detect axes in another order; several axes may count as one."""
     a, b = case.alike
-    for built, how in transposes(a, b.shape):
-        yield Hypothesis(Cause("transposed", f"B is A transposed ({how})", REMAP), ((built, b),))
+    for result, order in transposes(a, b.shape):
+        yield Hypothesis(Cause("transposed", f"B is A transposed ({order})", REMAP), ((result, b),))
 
 
 @detector("reshaped", Claim.AXES_CHANGED, shapes="unequal")
 def reshaped(case: Case) -> Iterator[Hypothesis]:
     """Detect the same elements in the same order under another shape."""
     a, b = case.alike
-    built = reshape(a, b.shape)
-    if built is not None:
+    result = reshape(a, b.shape)
+    if result is not None:
         cause = Cause("reshaped", "the same elements in the same order, with other axes", REMAP)
-        yield Hypothesis(cause, ((built, b),))
+        yield Hypothesis(cause, ((result, b),))
 
 
 @detector("padded", Claim.AXES_CHANGED, shapes="unequal")
@@ -90,7 +93,7 @@ def padded(case: Case) -> Iterator[Hypothesis]:
 
 
 # Maximum number of axes for which all orders are tried.
-_MOST_AXES = 4
+_MAX_AXES = 4
 
 
 def reshape(array: LazyArray, shape: Shape) -> LazyArray | None:
@@ -127,14 +130,14 @@ def transposes(array: LazyArray, shape: Shape) -> Iterator[tuple[LazyArray, str]
     """
     rank = len(array.shape)
     plain = [(n,) for n in array.shape]
-    if rank <= _MOST_AXES:
+    if rank <= _MAX_AXES:
         for order in itertools.permutations(range(rank)):
             moved = [k for k in order if array.shape[k] != 1]
             if moved != sorted(moved) and tuple(array.shape[k] for k in order) == shape:
                 yield relayout(array, plain, order, (1,) * rank), f"axes {', '.join(map(str, order))}"
     for rows in range(1, rank):
         order = (*range(rows, rank), *range(rows))
-        turned = relayout(array, plain, order, (1,) * rank)
-        built = reshape(turned, shape)
-        if built is not None and turned.shape != shape:
-            yield built, "as a matrix"
+        transposed = relayout(array, plain, order, (1,) * rank)
+        result = reshape(transposed, shape)
+        if result is not None and transposed.shape != shape:
+            yield result, "as a matrix"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Constant
-from ckpttools.compare.samples import in_one_dtype
+from ckpttools.compare.samples import to_common_dtype
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.message_terms import action
 from ckpttools.core.region import Shape
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ckpttools.compare.renames import Candidates
 
 # Fewer elements than this are not sufficient evidence.
-ENOUGH = 8
+MIN_EVIDENCE = 8
 REMAP = f"convert again with the right rows, or rearrange the axes with {action('remap')}"
 
 
@@ -107,7 +107,7 @@ class Case:
     @cached_property
     def alike(self) -> tuple[LazyArray, LazyArray]:
         """Return both arrays in the same dtype."""
-        return in_one_dtype(self.a, self.b)
+        return to_common_dtype(self.a, self.b)
 
     @cached_property
     def sides(self) -> tuple[Sides, Sides]:
@@ -147,7 +147,7 @@ class Detector:
         """Sort key: the detector with the lowest rank wins if several causes fit."""
         return self.claim, self.name
 
-    def looks_at(self, case: Case) -> bool:
+    def applies_to(self, case: Case) -> bool:
         """Return whether the cause applies to arrays of these shapes."""
         return self.shapes == "any" or (self.shapes == "equal") == (case.a.shape == case.b.shape)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ckpttools.array.nodes import Constant, elementwise, window
-from ckpttools.compare.causes.base import ENOUGH, Case, Cause, Claim, Hypothesis, detector, zeros_like
+from ckpttools.compare.causes.base import MIN_EVIDENCE, Case, Cause, Claim, Hypothesis, detector, zeros_like
 from ckpttools.compare.measure import coarser
 from ckpttools.compare.samples import as_dtype
 from ckpttools.core.dataclass import dataclass
@@ -39,7 +39,7 @@ def all_nan(case: Case) -> Iterator[Hypothesis]:
 def truncated(case: Case) -> Iterator[Hypothesis]:
     """Detect truncation: one side is zero after some element, as in an incompletely written file."""
     tail = list(_tail(case.a.shape, case.first)) if case.first else []
-    if not case.first or sum(part.size for part in tail) < ENOUGH:
+    if not case.first or sum(part.size for part in tail) < MIN_EVIDENCE:
         return
     for side, array, _, _ in case.sides:
         windows = [window(array, part.start, part.shape) for part in tail]
@@ -60,7 +60,7 @@ def _tail(shape: Shape, first: Shape) -> Iterator[Region]:
             )
 
 
-_PASSED_THROUGH = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
+_INTERMEDIATE_DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 
 
 @detector("cast", Claim.OTHER_ENCODING)
@@ -72,21 +72,21 @@ def cast(case: Case) -> Iterator[Hypothesis]:
     if a.dtype != b.dtype:
         to = coarser(a.dtype, b.dtype)
         other, one = ("A", "B") if to == b.dtype else ("B", "A")
-        yield Hypothesis(_rounded(one, other, to), (case.alike,))
+        yield Hypothesis(_rounding_cause(one, other, to), (case.alike,))
         # Neither bfloat16 nor float16 represents all numbers of the other.
         for one, array, other, source in case.sides:
             if array.dtype != to:
-                built = as_dtype(source, array.dtype)
-                yield Hypothesis(_rounded(one, other, array.dtype), ((built, array),))
+                result = as_dtype(source, array.dtype)
+                yield Hypothesis(_rounding_cause(one, other, array.dtype), ((result, array),))
         return
-    for via in (DTYPES[name] for name in _PASSED_THROUGH):
+    for via in (DTYPES[name] for name in _INTERMEDIATE_DTYPES):
         if via.bits <= a.dtype.bits and via != a.dtype:
             for one, array, other, source in case.sides:
                 back = as_dtype(as_dtype(source, via), array.dtype)
-                yield Hypothesis(_rounded(one, other, via), ((back, array),))
+                yield Hypothesis(_rounding_cause(one, other, via), ((back, array),))
 
 
-def _rounded(one: str, other: str, to: DType) -> Cause:
+def _rounding_cause(one: str, other: str, to: DType) -> Cause:
     text = f"{one} is {other} rounded to {to}"
     return Cause("cast", text, f"this is fine if {one} was meant to be cast; otherwise convert it again")
 

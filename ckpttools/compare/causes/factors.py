@@ -9,8 +9,8 @@ import numpy as np
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import elementwise
-from ckpttools.compare.causes.base import ENOUGH, Case, Cause, Claim, Hypothesis, detector
-from ckpttools.compare.samples import as_dtype, sampled_numbers
+from ckpttools.compare.causes.base import MIN_EVIDENCE, Case, Cause, Claim, Hypothesis, detector
+from ckpttools.compare.samples import as_dtype, read_sample_values
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.mapping.values import Add, blockwise, round_constant
@@ -23,19 +23,19 @@ def norm_offset(case: Case) -> Iterator[Hypothesis]:
         return
     for offset, text in ((1.0, "+ 1"), (-1.0, "- 1")):
         for one, array, other, source in case.sides:
-            built = as_dtype(elementwise(source, Add(offset)), array.dtype)
-            less, whole = (other, one) if offset > 0 else (one, other)
+            result = as_dtype(elementwise(source, Add(offset)), array.dtype)
+            less, larger = (other, one) if offset > 0 else (one, other)
             advice = (
-                f"{less} stores the difference from 1 (as Gemma does), {whole} the sum (as MaxText does): "
+                f"{less} stores the difference from 1 (as Gemma does), {larger} the sum (as MaxText does): "
                 "convert with the family's own rows"
             )
             cause = Cause("norm-offset", f"{one} is {other} {text}", advice)
-            yield Hypothesis(cause, ((built, array),), ulps=1)
+            yield Hypothesis(cause, ((result, array),), ulps=1)
 
 
 def _one_is_nothing(a: LazyArray, b: LazyArray) -> bool:
     """Return whether adding 1 is lost to rounding, because the values are very large or equal."""
-    x, y = sampled_numbers(a), sampled_numbers(b)
+    x, y = read_sample_values(a), read_sample_values(b)
     with np.errstate(over="ignore", invalid="ignore"):
         return not np.any(np.abs(x - y) > 4 * a.dtype.epsilon * np.maximum(np.abs(x), np.abs(y)))
 
@@ -46,16 +46,16 @@ def factor(case: Case) -> Iterator[Hypothesis]:
     if not case.are_floats:
         return
     a, b = case.alike
-    x, y = sampled_numbers(a), sampled_numbers(b)
+    x, y = read_sample_values(a), read_sample_values(b)
     good = np.isfinite(x) & np.isfinite(y) & (x != 0)
-    if np.count_nonzero(good & (y != 0)) < ENOUGH:
+    if np.count_nonzero(good & (y != 0)) < MIN_EVIDENCE:
         return
     with np.errstate(over="ignore", invalid="ignore"):
         ratio = _ratio(x[good], y[good], a.dtype)
     # Rounding alone can result in a factor of nearly one.
     if np.isfinite(ratio) and ratio != 0 and abs(ratio - 1) >= 2 * a.dtype.epsilon:
-        built = as_dtype(elementwise(a, _ByFactor(ratio)), b.dtype)
-        yield Hypothesis(_of_factor(case, ratio), ((built, b),), ulps=2)
+        result = as_dtype(elementwise(a, _ByFactor(ratio)), b.dtype)
+        yield Hypothesis(_factor_cause(case, ratio), ((result, b),), ulps=2)
 
 
 def _ratio(x: np.ndarray, y: np.ndarray, dtype: DType) -> float:
@@ -82,15 +82,15 @@ class _ByFactor:
         blockwise(source, target, dtype, dtype, scaled)
 
 
-def _of_factor(case: Case, ratio: float) -> Cause:
+def _factor_cause(case: Case, ratio: float) -> Cause:
     tolerance = max(1e-4, case.alike[0].dtype.epsilon)
     lengths = {n: f"axis {k}" for k, n in reversed(list(enumerate(case.a.shape)))}
     lengths |= {n: axis for axis, n in case.sizes.items()}
-    for length, what in lengths.items():
+    for length, name in lengths.items():
         # An axis that the model does not use has length 0.
         for value, text in _roots(length) if length > 1 else ():
             if isclose(abs(ratio), value, rel_tol=tolerance):
-                return _of_root(case.name.lower(), "-" * (ratio < 0) + text, what)
+                return _root_cause(case.name.lower(), "-" * (ratio < 0) + text, name)
     return Cause("factor", f"B is A times {ratio:.6g}")
 
 
@@ -98,7 +98,7 @@ def _roots(length: int) -> tuple[tuple[float, str], ...]:
     return (sqrt(length), f"sqrt({length})"), (1 / sqrt(length), f"1/sqrt({length})")
 
 
-def _of_root(name: str, text: str, what: str) -> Cause:
+def _root_cause(name: str, text: str, subject: str) -> Cause:
     if "query" in name or "q_proj" in name:
         advice = (
             "one side has 1/sqrt(head_dim) in the query's weights, as MaxText expects for some "
@@ -108,4 +108,4 @@ def _of_root(name: str, text: str, what: str) -> Cause:
     if "embed" in name:
         advice = "one side has sqrt(hidden size) in the embedding, as MaxText's Gemma models expect"
         return Cause("embedding-scale", f"B is A times {text}, the scale of the embedding", advice)
-    return Cause("factor", f"B is A times {text}, where {what} has that length")
+    return Cause("factor", f"B is A times {text}, where {subject} has that length")

@@ -12,10 +12,10 @@ from ckpttools.compare.causes.base import REMAP, Case, Cause, Claim, Hypothesis,
 from ckpttools.core.region import Region, Shape
 
 # Axes with more entries are not searched for another order.
-_MOST_ENTRIES = 512
+_MAX_ENTRIES = 512
 # Number of elements that distinguish entries.
 _SAMPLE = 4096
-_SHOWN = 8
+_MAX_SHOWN = 8
 
 
 @detector("order", Claim.FITTED_ORDER)
@@ -24,12 +24,14 @@ def entry_order(case: Case) -> Iterator[Hypothesis]:
     a, b = case.alike
     for axis, length in enumerate(a.shape):
         for width in (1, *head_dims(case, axis)):
-            order = _order(a, b, axis, width) if 1 < length // width <= _MOST_ENTRIES else None
+            order = _order(a, b, axis, width) if 1 < length // width <= _MAX_ENTRIES else None
             if order is not None:
-                what = f"entries of axis {axis}" if width == 1 else f"heads of {width} on axis {axis}"
-                shown = ", ".join(map(str, order[:_SHOWN])) + (", …" if len(order) > _SHOWN else "")
-                text = f"the {what} are in another order in B: A's {shown}"
-                yield Hypothesis(Cause("order", text, REMAP), ((_in_order(a, axis, width, order), b),))
+                subject = f"entries of axis {axis}" if width == 1 else f"heads of {width} on axis {axis}"
+                order_text = ", ".join(map(str, order[:_MAX_SHOWN])) + (
+                    ", …" if len(order) > _MAX_SHOWN else ""
+                )
+                text = f"the {subject} are in another order in B: A's {order_text}"
+                yield Hypothesis(Cause("order", text, REMAP), ((_reorder(a, axis, width, order), b),))
 
 
 def _order(a: LazyArray, b: LazyArray, axis: int, width: int) -> tuple[int, ...] | None:
@@ -51,7 +53,7 @@ def _order(a: LazyArray, b: LazyArray, axis: int, width: int) -> tuple[int, ...]
     return None if order == tuple(range(count)) else order
 
 
-def _in_order(array: LazyArray, axis: int, width: int, order: Sequence[int]) -> LazyArray:
+def _reorder(array: LazyArray, axis: int, width: int, order: Sequence[int]) -> LazyArray:
     """Reorder groups of entries of an axis."""
     split: list[Shape] = [(n,) for n in array.shape]
     split[axis] = (len(order), width)

@@ -5,20 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ckpttools.core.errors import StorageError
-from ckpttools.diagnosis.base import ERROR, Check, Finding, on_disk
+from ckpttools.diagnosis.base import ERROR, Check, Finding, quote_local_path
 from ckpttools.diagnosis.inventory import Inventory
 from ckpttools.stores.location import Location
 
-_UNREAD = "nothing in it can be read"
+_UNREADABLE_TEXT = "nothing in it can be read"
 
 
-def _look(inventory: Inventory) -> Iterator[Finding]:
+def _examine(inventory: Inventory) -> Iterator[Finding]:
     for location, error in inventory.denied.items():
         if location.store.scheme == "file":
             yield _finding(location, error.raw.got or error.raw.message, "rX")
         else:
             yield Finding(
-                ERROR, str(location), error.raw.got or error.raw.message, _UNREAD, error.raw.hint or ""
+                ERROR,
+                str(location),
+                error.raw.got or error.raw.message,
+                _UNREADABLE_TEXT,
+                error.raw.hint or "",
             )
     for directory in inventory.directories:
         for name in directory.files:
@@ -42,9 +46,9 @@ def _leads_somewhere(path: Location) -> bool:
         return True  # The path exists but cannot be accessed.
 
 
-def _finding(path: Location, what: str, bits: str) -> Finding:
-    do = f"chmod u+{bits} {on_disk(path)}"
-    return Finding(ERROR, str(path), what, _UNREAD, do, command=do)
+def _finding(path: Location, problem: str, bits: str) -> Finding:
+    do = f"chmod u+{bits} {quote_local_path(path)}"
+    return Finding(ERROR, str(path), problem, _UNREADABLE_TEXT, do, command=do)
 
 
-CHECK = Check("access", "files and directories that cannot be read, broken links", _look)
+CHECK = Check("access", "files and directories that cannot be read, broken links", _examine)

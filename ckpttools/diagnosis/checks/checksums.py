@@ -18,8 +18,8 @@ from ckpttools.formats.known_formats import formats
 from ckpttools.stores.checksums import ChecksummedRange, DamagedRanges, find_damage
 from ckpttools.stores.location import Location, require_file_error, suppress_file_errors
 
-_MOST_NAMED = 3
-_WHY = (
+_MAX_NAMED = 3
+_REASON = (
     "other values than the saved ones would be read, without an error; a program that edits the file in "
     "place also leaves such checksums"
 )
@@ -37,10 +37,10 @@ def _locations(inventory: Inventory) -> Iterator[tuple[SupportsChecksums, Locati
             yield from ((item, location) for location in inventory.locations(name))
 
 
-def _look(inventory: Inventory) -> Iterator[Finding]:
+def _examine(inventory: Inventory) -> Iterator[Finding]:
     if inventory.reading is None:
         return
-    files = _by_file(inventory)
+    files = _group_by_file(inventory)
     for result, damaged in zip(files, find_damage(files, inventory.reading), strict=True):
         if isinstance(damaged, CheckpointError):
             yield finding_of(require_file_error(damaged, inventory.path), inventory.path)
@@ -48,7 +48,7 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
             yield _finding(damaged, len(result))
 
 
-def _by_file(inventory: Inventory) -> list[list[ChecksummedRange]]:
+def _group_by_file(inventory: Inventory) -> list[list[ChecksummedRange]]:
     """Return the ranges with checksums, by file."""
     result: dict[str, dict[int, ChecksummedRange]] = defaultdict(dict)
     for kind, location in _locations(inventory):
@@ -64,13 +64,15 @@ def _finding(damaged: DamagedRanges, count: int) -> Finding:
         f"written with {item.crc32:08x}"
         for item, got in damaged
     ]
-    what = f"the data of {len(damaged):,} of {count:,} storages is damaged: {first_names(lines, _MOST_NAMED)}"
+    problem = (
+        f"the data of {len(damaged):,} of {count:,} storages is damaged: {first_names(lines, _MAX_NAMED)}"
+    )
     location = damaged[0][0].file.path
-    return Finding(ERROR, location, what, _WHY, "fetch the file again, or restore it from another copy")
+    return Finding(ERROR, location, problem, _REASON, "fetch the file again, or restore it from another copy")
 
 
 CHECK = Check(
     "checksums",
     "on request: data that does not match the checksum written with it",
-    _look,
+    _examine,
 )

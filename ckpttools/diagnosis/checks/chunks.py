@@ -8,12 +8,12 @@ from ckpttools.core.errors import CheckpointError
 from ckpttools.diagnosis.arrays import array_findings
 from ckpttools.diagnosis.base import Check, Finding, finding_of
 from ckpttools.diagnosis.inventory import Directory, Inventory, ListedItem, json_or_error
-from ckpttools.formats.zarr.read import may_leave_out
+from ckpttools.formats.zarr.read import may_omit_chunks
 from ckpttools.formats.zarr.zarr3 import DOCUMENT
 from ckpttools.stores.location import Location
 
 
-def _look(inventory: Inventory) -> Iterator[Finding]:
+def _examine(inventory: Inventory) -> Iterator[Finding]:
     for item in inventory.items:
         if not item.is_unfinished:
             yield from array_findings(item)
@@ -27,12 +27,14 @@ def _hierarchy(location: Location) -> Iterator[Finding]:
     Plain zarr omits chunks of the fill value; ckpttools writes all chunks.
     """
     root = json_or_error(location / DOCUMENT)
-    leaves_out = not isinstance(root, CheckpointError) and may_leave_out(root)
-    item = ListedItem(Directory(location, (), ()), location, may_leave_out=leaves_out)
+    leaves_out = not isinstance(root, CheckpointError) and may_omit_chunks(root)
+    item = ListedItem(Directory(location, (), ()), location, may_omit_chunks=leaves_out)
     if isinstance(item.database, CheckpointError):
         yield finding_of(item.database, location)
     else:
         yield from array_findings(item)
 
 
-CHECK = Check("chunks", "missing, cut or contradictory chunks, missing data files, wrong zarr version", _look)
+CHECK = Check(
+    "chunks", "missing, cut or contradictory chunks, missing data files, wrong zarr version", _examine
+)

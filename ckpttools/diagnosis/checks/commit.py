@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ckpttools.core.message_terms import call
-from ckpttools.diagnosis.base import INFO, WARNING, Check, Finding, Fix, mending
+from ckpttools.diagnosis.base import INFO, WARNING, Check, Finding, Fix, fix_command
 from ckpttools.diagnosis.inventory import Directory, Inventory
 from ckpttools.diagnosis.safe_files import write_new
 from ckpttools.formats.base import ReadOptions
@@ -20,54 +20,54 @@ from ckpttools.formats.orbax.steps import (
 )
 from ckpttools.stores.location import Location
 
-_WHY = (
+_REASON = (
     "on gs:// Orbax considers it unfinished: it is not listed, not loaded, and may be deleted by a clean-up"
 )
 
 
-def _look(inventory: Inventory) -> Iterator[Finding]:
+def _examine(inventory: Inventory) -> Iterator[Finding]:
     for step in inventory.steps:
-        declared = StepMetadata.at(step.path)
-        if not (declared.fault or declared.is_uncommitted or IN_PROGRESS in step.path.name):
+        metadata = StepMetadata.at(step.path)
+        if not (metadata.fault or metadata.is_uncommitted or IN_PROGRESS in step.path.name):
             items = (
                 []
-                if _is_v1(step, declared)
+                if _is_v1(step, metadata)
                 else [i.directory for i in inventory.items if i.step == step.path]
             )
             for fromkey in dict.fromkeys([step, *items]):
                 if COMMIT_FILE not in fromkey.files:
-                    yield _unmarked(inventory, fromkey.path)
+                    yield _missing_marker_finding(inventory, fromkey.path)
     steps = {step.path for step in inventory.steps}
     for item in inventory.items:
         if steps.isdisjoint((item.step, *item.step.parents)):
-            why = "CheckpointManager and readers of custom metadata such as scan_layers need it"
+            reason = "CheckpointManager and readers of custom metadata such as scan_layers need it"
             command = call("convert", item.path, "DST", format="orbax")
             do = f"restore it with a target, or write it again: {command}"
-            what = f"no {CHECKPOINT_FILE} here or above"
-            yield Finding(INFO, str(item.path), what, why, do, command=command)
+            problem = f"no {CHECKPOINT_FILE} here or above"
+            yield Finding(INFO, str(item.path), problem, reason, do, command=command)
 
 
-def _unmarked(inventory: Inventory, location: Location) -> Finding:
-    command = mending(inventory, "commit-marker")
-    later = _goes_on_with(location)
-    why = f"{_WHY}; a run resumes from step {later.name} instead" if later else _WHY
+def _missing_marker_finding(inventory: Inventory, location: Location) -> Finding:
+    command = fix_command(inventory, "commit-marker")
+    later = _step_orbax_resumes(location)
+    reason = f"{_REASON}; a run resumes from step {later.name} instead" if later else _REASON
     do = f"{command} writes it; Orbax before 0.12.3 did not on local disks"
-    return Finding(WARNING, str(location), f"no {COMMIT_FILE}", why, do, "commit-marker", command=command)
+    return Finding(WARNING, str(location), f"no {COMMIT_FILE}", reason, do, "commit-marker", command=command)
 
 
-def _goes_on_with(step: Location) -> Location | None:
+def _step_orbax_resumes(step: Location) -> Location | None:
     """Return the latest step that Orbax lists instead of an uncommitted later step on gs://."""
     number = Step(step).number
     if number is None or not commits_by_file(step):
         return None
     result = OrbaxRun(step.parent).steps
-    listed = [number for number, item in result.items() if is_committed(item.path)]
-    return result[max(listed)].path if listed and max(listed) < number else None
+    committed = [number for number, item in result.items() if is_committed(item.path)]
+    return result[max(committed)].path if committed and max(committed) < number else None
 
 
-def _is_v1(step: Directory, declared: StepMetadata) -> bool:
+def _is_v1(step: Directory, metadata: StepMetadata) -> bool:
     """Return whether Orbax v1 wrote the step; v1 marks only steps, not items."""
-    return V1_FILE in step.files or ".v1." in str(declared.handlers)
+    return V1_FILE in step.files or ".v1." in str(metadata.handlers)
 
 
 def _mark(location: Location, read: ReadOptions) -> str:
@@ -79,6 +79,6 @@ def _mark(location: Location, read: ReadOptions) -> str:
 CHECK = Check(
     "commit",
     f"finished steps and items without {COMMIT_FILE}",
-    _look,
+    _examine,
     Fix("commit-marker", f"write {COMMIT_FILE} if there are no errors", _mark, needs_health=True),
 )

@@ -14,24 +14,26 @@ from ckpttools.stores.location import Location
 
 # First bytes of a B+tree node.
 NODE_MAGIC = bytes.fromhex("0cdb20de")
-_MUCH = 64 << 20
+_LARGE_BYTES = 64 << 20
 
 
-def _look(inventory: Inventory) -> Iterator[Finding]:
+def _examine(inventory: Inventory) -> Iterator[Finding]:
     for item in inventory.items:
         if isinstance(item.database, CheckpointError):
             yield finding_of(
-                item.database, item.path, why="without its index no array of this item can be read"
+                item.database, item.path, reason="without its index no array of this item can be read"
             )
         elif item.database.manifests:
-            yield from _unnamed(item, item.database)
+            yield from _unreferenced_findings(item, item.database)
         elif item.needs_index and not (item.tables and item.tables.documents):
-            what = f"no {MANIFEST}, although _METADATA declares arrays in OCDBT"
-            why = "the location of the arrays is unknown: the save did not finish, or the copy is incomplete"
-            yield Finding(ERROR, str(item.path), what, why, "copy all of it again: cp -a SRC DST")
+            problem = f"no {MANIFEST}, although _METADATA declares arrays in OCDBT"
+            reason = (
+                "the location of the arrays is unknown: the save did not finish, or the copy is incomplete"
+            )
+            yield Finding(ERROR, str(item.path), problem, reason, "copy all of it again: cp -a SRC DST")
 
 
-def _unnamed(item: ListedItem, database: Entries) -> Iterator[Finding]:
+def _unreferenced_findings(item: ListedItem, database: Entries) -> Iterator[Finding]:
     """Report data files that the current index does not name.
 
     Every save leaves nodes that its later commits have superseded. They are reported only if they take much
@@ -46,19 +48,23 @@ def _unnamed(item: ListedItem, database: Entries) -> Iterator[Finding]:
     }
     chunks = {name: size for name, size in loose.items() if not _starts_with_a_node(item.path / name)}
     if chunks:
-        why = "they contain no arrays: another save or a replaced index left them; they take up space"
-        yield _named(WARNING, item, chunks, why)
-    elif sum(loose.values()) >= _MUCH:
-        yield _named(INFO, item, loose, "nodes of the index that later ones superseded; they take up space")
+        reason = "they contain no arrays: another save or a replaced index left them; they take up space"
+        yield _index_finding(WARNING, item, chunks, reason)
+    elif sum(loose.values()) >= _LARGE_BYTES:
+        yield _index_finding(
+            INFO, item, loose, "nodes of the index that later ones superseded; they take up space"
+        )
 
 
-def _named(level: str, item: ListedItem, files: Mapping[str, int], why: str) -> Finding:
+def _index_finding(level: str, item: ListedItem, files: Mapping[str, int], reason: str) -> Finding:
     largest = max(files, key=lambda name: files[name])
     number = "a data file" if len(files) == 1 else f"{len(files)} data files"
-    what = f"{number} that the index does not reference: {sum(files.values()):,} bytes, the largest {largest}"
+    problem = (
+        f"{number} that the index does not reference: {sum(files.values()):,} bytes, the largest {largest}"
+    )
     command = call("convert", item.path, "DST", format="orbax")
     return Finding(
-        level, str(item.path), what, why, f"{command} writes a checkpoint without them", command=command
+        level, str(item.path), problem, reason, f"{command} writes a checkpoint without them", command=command
     )
 
 
@@ -73,4 +79,4 @@ def _starts_with_a_node(path: Location) -> bool:
         return True  # The check of access reports this.
 
 
-CHECK = Check("index", "damaged OCDBT manifests and nodes, data files that no index names", _look)
+CHECK = Check("index", "damaged OCDBT manifests and nodes, data files that no index names", _examine)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ckpttools.core.errors import CheckpointError, suppress_step_warnings
 from ckpttools.core.message_terms import action
-from ckpttools.diagnosis.base import ERROR, WARNING, Check, Finding, mending, pasted
+from ckpttools.diagnosis.base import ERROR, WARNING, Check, Finding, fix_command, quote_path
 from ckpttools.diagnosis.inventory import Inventory
 from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, TREE_FILE
 from ckpttools.formats.orbax.runs import find_items, remains_after
@@ -14,19 +14,19 @@ from ckpttools.formats.orbax.steps import IN_PROGRESS, OrbaxRun, commits_by_file
 from ckpttools.stores.abilities import SupportsRename
 from ckpttools.stores.location import Location
 
-_WHY_LATEST = "Orbax treats it as the latest and fails; an older step would silently have other weights"
-_WHY = f"{action('copy')} refuses the run; other commands open another step"
-_WHY_EMPTY = "Orbax treats it as the latest step and fails; other commands open an earlier one"
-_LOST = "every command skips it: it has lost too much to be recognized as a step, or was only started"
+_LATEST_REASON = "Orbax treats it as the latest and fails; an older step would silently have other weights"
+_REASON = f"{action('copy')} refuses the run; other commands open another step"
+_EMPTY_REASON = "Orbax treats it as the latest step and fails; other commands open an earlier one"
+_LOST_REASON = "every command skips it: it has lost too much to be recognized as a step, or was only started"
 
 
-def _look(inventory: Inventory) -> Iterator[Finding]:
-    listed = {directory.path for directory in inventory.directories}
+def _examine(inventory: Inventory) -> Iterator[Finding]:
+    paths = {directory.path for directory in inventory.directories}
     steps = [*(step.path for step in inventory.steps), *(item.step for item in inventory.items)]
-    for run in sorted({step.parent for step in steps} & listed):
+    for run in sorted({step.parent for step in steps} & paths):
         yield from _damaged_steps(run, inventory)
         yield from _later(run, inventory)
-    if inventory.path in steps and inventory.path.parent not in listed:
+    if inventory.path in steps and inventory.path.parent not in paths:
         result = _damaged_steps(inventory.path.parent, inventory)
         yield from (entry for entry in result if entry.location == str(inventory.path))
 
@@ -34,23 +34,23 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
 def _damaged_steps(run: Location, inventory: Inventory) -> Iterator[Finding]:
     """Report damaged steps of a run that has complete steps to resume from."""
     steps = OrbaxRun(run).steps
-    complete = [number for number, step in steps.items() if step.why_unfinished is None]
+    complete = [number for number, step in steps.items() if step.unfinished_reason is None]
     if not complete:
         return
     # The list of steps does not contain a step that lacks both its metadata and its tree.
     for step in (*steps.values(), *remains_after(steps[max(complete)])):
-        if step.why_unfinished is None or not step.is_damaged or step.declared.is_uncommitted:
+        if step.unfinished_reason is None or not step.is_damaged or step.declared.is_uncommitted:
             continue
         is_latest = (step.number or 0) > max(complete)
-        what = f"{'the latest step' if is_latest else 'a step'} is damaged: {step.why_unfinished}"
-        do = f"fetch that step again; until then open {pasted(run / steps[max(complete)].path.name)}"
+        problem = f"{'the latest step' if is_latest else 'a step'} is damaged: {step.unfinished_reason}"
+        do = f"fetch that step again; until then open {quote_path(run / steps[max(complete)].path.name)}"
         fix, command = None, None
         if isinstance(run.store, SupportsRename):
-            fix, command = "set-aside", mending(inventory, "set-aside")
+            fix, command = "set-aside", fix_command(inventory, "set-aside")
             do = f"fetch that step again; or rename it, so that the run resumes from another one: {command}"
-        why = _WHY_LATEST if is_latest else _WHY
+        reason = _LATEST_REASON if is_latest else _REASON
         # Another check reports the fault of the step as an error.
-        yield Finding(WARNING, str(step.path), what, why, do, fix, command=command)
+        yield Finding(WARNING, str(step.path), problem, reason, do, fix, command=command)
 
 
 def _later(run: Location, inventory: Inventory) -> Iterator[Finding]:
@@ -62,18 +62,20 @@ def _later(run: Location, inventory: Inventory) -> Iterator[Finding]:
         return  # Reported above, or by other checks.
     for step in remains_after(opened):
         if not any(IN_PROGRESS in item.name for item in (step.path, *step.path.iterdir())):
-            what = f"named as a step after {opened.path.name}, but without {TREE_FILE} and {CHECKPOINT_FILE}"
+            problem = (
+                f"named as a step after {opened.path.name}, but without {TREE_FILE} and {CHECKPOINT_FILE}"
+            )
             do = "fetch it again, if it was a step"
             if commits_by_file(step.path) or not isinstance(run.store, SupportsRename):
-                yield Finding(WARNING, str(step.path), what, _LOST, do)
+                yield Finding(WARNING, str(step.path), problem, _LOST_REASON, do)
                 continue
-            command = mending(inventory, "set-aside")
+            command = fix_command(inventory, "set-aside")
             do = f"{do}; or rename it, so that the run resumes from {opened.path.name}: {command}"
-            yield Finding(ERROR, str(step.path), what, _WHY_EMPTY, do, "set-aside", command=command)
+            yield Finding(ERROR, str(step.path), problem, _EMPTY_REASON, do, "set-aside", command=command)
 
 
 CHECK = Check(
     "latest",
     "damaged steps that prevent opening or copying a run, and remains of later steps",
-    _look,
+    _examine,
 )

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 from ckpttools.core.message_terms import call
 from ckpttools.core.text import format_age, plural, sort_naturally
-from ckpttools.diagnosis.base import ERROR, INFO, WARNING, Check, Finding, on_disk
+from ckpttools.diagnosis.base import ERROR, INFO, WARNING, Check, Finding, quote_local_path
 from ckpttools.diagnosis.inventory import Inventory
 from ckpttools.diagnosis.safe_files import is_directory
-from ckpttools.formats.detect import SET_ASIDE
-from ckpttools.formats.interrupted import going_on, next_step
+from ckpttools.formats.detect import SET_ASIDE_SUFFIX
+from ckpttools.formats.interrupted import next_step, resume_hint
 from ckpttools.formats.orbax.steps import IN_PROGRESS, PRUNE_DIRECTORY, Step
 from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import CONTENT, SUFFIX, find_unfinished, read_unfinished
@@ -23,23 +23,25 @@ _PRUNE_STATES = {
 }
 
 
-def _look(inventory: Inventory) -> Iterator[Finding]:
+def _examine(inventory: Inventory) -> Iterator[Finding]:
     for location in _locations(inventory):
         if location.name == PRUNE_DIRECTORY:
             yield _left_by_prune(location)
             continue
-        size, since = _measured(location)
-        what = f"{_kind(location)}: {size:,} bytes, last changed {since} ago"
-        yield _left(location, what)
+        size, since = _measure(location)
+        problem = f"{_kind(location)}: {size:,} bytes, last changed {since} ago"
+        yield _leftover_finding(location, problem)
     if Step(inventory.path).is_being_deleted:
-        what = "a step that is no longer complete: a prune was interrupted while deleting it"
+        problem = "a step that is no longer complete: a prune was interrupted while deleting it"
         command = call("prune.run", inventory.path.parent, finish=True)
-        why = "no command reads it, and deleted files cannot be restored"
-        yield Finding(ERROR, str(inventory.path), what, why, f"delete the rest: {command}", command=command)
-    if IN_PROGRESS in inventory.path.name:
-        why = "Orbax renames such a directory when the save is finished; this one was not, or not yet"
+        reason = "no command reads it, and deleted files cannot be restored"
         yield Finding(
-            INFO, str(inventory.path), "the directory of an unfinished save", why, "open a finished step"
+            ERROR, str(inventory.path), problem, reason, f"delete the rest: {command}", command=command
+        )
+    if IN_PROGRESS in inventory.path.name:
+        reason = "Orbax renames such a directory when the save is finished; this one was not, or not yet"
+        yield Finding(
+            INFO, str(inventory.path), "the directory of an unfinished save", reason, "open a finished step"
         )
 
 
@@ -57,41 +59,44 @@ def _left_by_prune(location: Location) -> Finding:
     ]
     run = location.parent
     if not (location / "plan.json").exists() and not names.get("removed") and not names.get("deleting"):
-        what = "an interrupted prune that did not delete anything"
+        problem = "an interrupted prune that did not delete anything"
         command = (
-            f"rm -r {on_disk(location)}"
+            f"rm -r {quote_local_path(location)}"
             if location.store.streams is None
             else location.store.removal(location.key)
         )
-        why = "it takes up space; the next prune removes it"
+        reason = "it takes up space; the next prune removes it"
         return Finding(
-            WARNING, str(location), what, why, f"when no prune is running: {command}", command=command
+            WARNING, str(location), problem, reason, f"when no prune is running: {command}", command=command
         )
-    what = f"an interrupted prune: {', '.join(steps) or 'no step is moved or partly deleted'}"
-    why = "no other prune of this run can start before this one is finished or undone"
+    problem = f"an interrupted prune: {', '.join(steps) or 'no step is moved or partly deleted'}"
+    reason = "no other prune of this run can start before this one is finished or undone"
     command = call("prune.run", run, finish=True)
     undo = call("prune.run", run, undo=True)
     do = f"finish it: {command}; or put back every step that is still complete: {undo}"
-    return Finding(WARNING, str(location), what, why, do, command=command)
+    return Finding(WARNING, str(location), problem, reason, do, command=command)
 
 
 def _locations(inventory: Inventory) -> list[Location]:
     """Return leftovers; for a conversion to a bucket, the location of its journal."""
-    beside = find_unfinished(inventory.path)
-    result = [*inventory.leftovers, *([beside.location] if beside and beside.location.lexists() else [])]
+    unfinished = find_unfinished(inventory.path)
+    result = [
+        *inventory.leftovers,
+        *([unfinished.location] if unfinished and unfinished.location.lexists() else []),
+    ]
     return [location for location in result if location.with_name(location.name + SUFFIX) not in result]
 
 
 def _kind(location: Location) -> str:
     if IN_PROGRESS in location.name:
         return "an unfinished save of Orbax"
-    if location.name.endswith(SET_ASIDE):
+    if location.name.endswith(SET_ASIDE_SUFFIX):
         return "an unfinished save that was set aside"
     left = read_unfinished(location)
     return f"an interrupted {left.kind if left else 'conversion'}"
 
 
-def _why(location: Location) -> str:
+def _reason(location: Location) -> str:
     if _is_orphaned(location):
         return "without a journal no command resumes it, and a conversion may be refused"
     if read_unfinished(location):
@@ -99,7 +104,7 @@ def _why(location: Location) -> str:
     return "no loader reads it, but it takes up space, and a save under the same name may fail because of it"
 
 
-def _left(location: Location, what: str) -> Finding:
+def _leftover_finding(location: Location, problem: str) -> Finding:
     remove = _removal(location)
     left = read_unfinished(location)
     if left and left.writer:
@@ -111,10 +116,10 @@ def _left(location: Location, what: str) -> Finding:
     elif _is_orphaned(location):
         do = f"inspect it; when nothing writes to it: {remove}"
     elif left:
-        do = f"{going_on(left)} to resume; or, to discard it, {remove}"
+        do = f"{resume_hint(left)} to resume; or, to discard it, {remove}"
     else:
         do = f"when nothing writes to it: {remove}"
-    return Finding(WARNING, str(location), what, _why(location), do, command=remove)
+    return Finding(WARNING, str(location), problem, _reason(location), do, command=remove)
 
 
 def _is_orphaned(location: Location) -> bool:
@@ -131,7 +136,7 @@ def _is_orphaned(location: Location) -> bool:
 def _removal(location: Location) -> str | None:
     """Return the command that removes the leftovers; None if that would delete the only copy of something."""
     if location.store.streams is None:
-        return f"rm -r {on_disk(location)}"
+        return f"rm -r {quote_local_path(location)}"
     if not location.name.endswith(SUFFIX):
         return location.store.removal(location.key)
     parts = _parts(location)
@@ -147,7 +152,7 @@ def _parts(location: Location) -> list[Location]:
     return [location, destination] if is_alongside and read_unfinished(destination) else [location]
 
 
-def _measured(top: Location) -> tuple[int, str]:
+def _measure(top: Location) -> tuple[int, str]:
     """Return the size of the leftovers in bytes, and a description of the time since the last change."""
     size, changed = 0, 0.0
     tops = [part for part in _parts(top) if part.exists()]
@@ -159,4 +164,4 @@ def _measured(top: Location) -> tuple[int, str]:
     return size, format_age(time.time() - changed)
 
 
-CHECK = Check("leftovers", f"unfinished saves ({IN_PROGRESS}*), interrupted conversions", _look)
+CHECK = Check("leftovers", f"unfinished saves ({IN_PROGRESS}*), interrupted conversions", _examine)

@@ -19,7 +19,7 @@ from ckpttools.formats.orbax.metadata import (
 )
 
 
-def _look(inventory: Inventory) -> Iterator[Finding]:
+def _examine(inventory: Inventory) -> Iterator[Finding]:
     for step in inventory.steps:
         if CHECKPOINT_FILE in step.files:
             result = json_or_error(step.path / CHECKPOINT_FILE)
@@ -32,26 +32,28 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
 
 
 def _optional(item: ListedItem) -> Iterator[Finding]:
-    why = "loading onto devices without a target needs it; with a target, or as numpy, it loads"
+    reason = "loading onto devices without a target needs it; with a target, or as numpy, it loads"
     if SHARDING_FILE in item.directory.files:
         result = json_or_error(item.path / SHARDING_FILE)
         if isinstance(result, CheckpointError):
-            yield finding_of(result, item.path, why=why)
+            yield finding_of(result, item.path, reason=reason)
     try:
         orbax_metadata.key_impls(item.path)
     except CheckpointError as error:
-        yield finding_of(error, item.path, why="typed PRNG keys cannot be distinguished from other arrays")
+        yield finding_of(error, item.path, reason="typed PRNG keys cannot be distinguished from other arrays")
 
 
 def _tree(item: ListedItem) -> Iterator[Finding]:
     location = str(item.path / TREE_FILE)
     if isinstance(item.metadata, CheckpointError):
-        yield finding_of(item.metadata, item.path, why="without it the arrays of the checkpoint are unknown")
+        yield finding_of(
+            item.metadata, item.path, reason="without it the arrays of the checkpoint are unknown"
+        )
         return
     try:
         leaves = orbax_metadata.parse_tree(item.metadata, location)
     except CheckpointError as error:
-        yield finding_of(error, item.path, why="without it the arrays of the checkpoint are unknown")
+        yield finding_of(error, item.path, reason="without it the arrays of the checkpoint are unknown")
         return
     yield from _collisions(leaves, location)
     yield from _strings(item, leaves)
@@ -64,9 +66,11 @@ def _collisions(leaves: Sequence[SavedLeaf], location: str) -> Iterator[Finding]
             names[dotted(leaf.path)].append(keystr(leaf.path))
     for name, paths in names.items():
         if len(paths) > 1:
-            what = f"{' and '.join(paths)} are both stored as {name!r}"
-            why = "Orbax joins keys with dots: one overwrote the other during the save"
-            yield Finding(ERROR, location, what, why, "save it again with other keys; the first is lost")
+            problem = f"{' and '.join(paths)} are both stored as {name!r}"
+            reason = "Orbax joins keys with dots: one overwrote the other during the save"
+            yield Finding(
+                ERROR, location, problem, reason, "save it again with other keys; the first is lost"
+            )
 
 
 def _strings(item: ListedItem, leaves: Sequence[SavedLeaf]) -> Iterator[Finding]:
@@ -75,14 +79,14 @@ def _strings(item: ListedItem, leaves: Sequence[SavedLeaf]) -> Iterator[Finding]
         return
     result = json_or_error(item.path / STRINGS_FILE)
     if isinstance(result, CheckpointError):
-        yield finding_of(result, item.path, why="the strings of the tree are in it")
+        yield finding_of(result, item.path, reason="the strings of the tree are in it")
         return
     lost = [name for name in expected if not isinstance(result.get(name), str)]
     if lost:
-        what = f"no text for {', '.join(lost)}"
+        problem = f"no text for {', '.join(lost)}"
         yield Finding(
-            ERROR, str(item.path / STRINGS_FILE), what, "the tree cannot be read", "restore the file"
+            ERROR, str(item.path / STRINGS_FILE), problem, "the tree cannot be read", "restore the file"
         )
 
 
-CHECK = Check("metadata", "unreadable JSON, trees whose names collide, missing strings", _look)
+CHECK = Check("metadata", "unreadable JSON, trees whose names collide, missing strings", _examine)

@@ -16,7 +16,7 @@ from ckpttools.quantized.view import quantized_view
 from ckpttools.stores.location import Location
 
 
-def _look(inventory: Inventory) -> Iterator[Finding]:
+def _examine(inventory: Inventory) -> Iterator[Finding]:
     for item in inventory.items:
         if not (item.is_unfinished or item.is_part_of_a_host) and _may_be_quantized(item):
             # Other checks report why an item cannot be opened.
@@ -35,23 +35,23 @@ def _check_item(item: ListedItem, inventory: Inventory) -> Iterator[Finding]:
     if not any(weight.scales for weight in view.weights.values()):
         return
     if view.faults:
-        what = f"quantized weights and scales do not match: {first_of_lines(view.faults)}"
-        why = "without matching scales, the values of the weights are unknown"
+        problem = f"quantized weights and scales do not match: {first_of_lines(view.faults)}"
+        reason = "without matching scales, the values of the weights are unknown"
         hint = "fetch the checkpoint again, or restore it from another copy"
-        yield Finding(ERROR, str(item.path), what, why, hint)
+        yield Finding(ERROR, str(item.path), problem, reason, hint)
         return
-    yield _sound(item.path, len(view.readable))
+    yield _supported_finding(item.path, len(view.readable))
     yield from map(as_finding, value_findings(view, str(item.path)))
 
 
-def _sound(location: Location, count: int) -> Finding:
-    what = f"{count} weight{'s' * (count != 1)} in FP8, each with its scales"
-    why = (
+def _supported_finding(location: Location, count: int) -> Finding:
+    problem = f"{count} weight{'s' * (count != 1)} in FP8, each with its scales"
+    reason = (
         "MaxText's training multiplies them when it loads them (load_parameters_path); from_pretrained of "
         "0.2.5 (SFT, DPO, distillation, decoding) ignores the scales, without an error"
     )
     command = call("cast", location, "DST", dtype="bfloat16")
-    return Finding(INFO, str(location), what, why, f"`{command}` dequantizes them", command=command)
+    return Finding(INFO, str(location), problem, reason, f"`{command}` dequantizes them", command=command)
 
 
-CHECK = Check("native-fp8", "weights in FP8 in MaxText's own layout, and their scales", _look)
+CHECK = Check("native-fp8", "weights in FP8 in MaxText's own layout, and their scales", _examine)

@@ -12,18 +12,18 @@ from ckpttools.formats.registry import open_tree
 from ckpttools.stores.location import Location
 
 
-def _look(inventory: Inventory) -> Iterator[Finding]:
+def _examine(inventory: Inventory) -> Iterator[Finding]:
     for location in inventory.checkpoints:
-        yield from _opened(location, inventory.read)
+        yield from _open_findings(location, inventory.read)
 
 
-def _opened(location: Location, read: ReadOptions) -> Iterator[Finding]:
+def _open_findings(location: Location, read: ReadOptions) -> Iterator[Finding]:
     try:
         open_tree(location, read)
     except CheckpointError as error:
-        result = finding_of(error, location, why="no command can open it")
+        result = finding_of(error, location, reason="no command can open it")
         where = "" if result.location == str(location) else f"{result.location}: "
         yield Finding(result.level, str(location), where + result.what, result.why, result.do)
 
 
-CHECK = Check("opens", "any other reason why a checkpoint cannot be opened", _look)
+CHECK = Check("opens", "any other reason why a checkpoint cannot be opened", _examine)

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from ckpttools.core.errors import FormatError
 from ckpttools.core.message_terms import action
 from ckpttools.core.text import sort_naturally
-from ckpttools.diagnosis.base import ERROR, WARNING, Check, Finding, Fix, mending, pasted
+from ckpttools.diagnosis.base import ERROR, WARNING, Check, Finding, Fix, fix_command, quote_path
 from ckpttools.diagnosis.inventory import Directory, Inventory, ListedItem
 from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.detect import SET_ASIDE
+from ckpttools.formats.detect import SET_ASIDE_SUFFIX
 from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, COMMIT_FILE, TREE_FILE
 from ckpttools.formats.orbax.steps import (
     IN_PROGRESS,
@@ -29,14 +29,14 @@ from ckpttools.stores.location import Location
 _QUIET_SECONDS = 3600
 
 
-def _look(inventory: Inventory) -> Iterator[Finding]:
+def _examine(inventory: Inventory) -> Iterator[Finding]:
     for step in inventory.steps:
         items = [item for item in inventory.items if item.step == step.path]
-        declared = StepMetadata.at(step.path)
-        if declared.is_uncommitted:
-            yield _unfinished(step, inventory)
+        metadata = StepMetadata.at(step.path)
+        if metadata.is_uncommitted:
+            yield _unfinished_finding(step, inventory)
         else:
-            yield from _incomplete(step, items, declared)
+            yield from _incomplete(step, items, metadata)
     for run in inventory.legacy_runs:
         yield from _legacy(run, inventory)
 
@@ -53,79 +53,81 @@ def _legacy(run: LegacyRun, inventory: Inventory) -> Iterator[Finding]:
             continue
         is_step = not newer or number in run.legacy
         if is_step and (reason := run.mismatch_reason(number)):
-            yield _unfinished_legacy(run, number, reason, inventory)
+            yield _unfinished_legacy_finding(run, number, reason, inventory)
         elif is_step and newer and number > max(newer):
-            what = f"the latest step has the layout of Orbax before {TREE_FILE}, unlike other steps"
-            do = f"open it by its own path: {pasted(location)}"
-            yield Finding(ERROR, str(location), what, "no command opens the run without a step", do)
+            problem = f"the latest step has the layout of Orbax before {TREE_FILE}, unlike other steps"
+            do = f"open it by its own path: {quote_path(location)}"
+            yield Finding(ERROR, str(location), problem, "no command opens the run without a step", do)
 
 
-def _unfinished_legacy(run: LegacyRun, number: int, reason: str, inventory: Inventory) -> Finding:
+def _unfinished_legacy_finding(run: LegacyRun, number: int, reason: str, inventory: Inventory) -> Finding:
     location = run.steps[number]
-    what = f"not known to be a finished save: {reason}"
+    problem = f"not known to be a finished save: {reason}"
     mark = f"if it is complete, create an empty file {COMMIT_FILE} in it"
     if run.is_skippable(number):
-        return Finding(WARNING, str(location), what, "Orbax and all commands skip it", mark)
-    why = f"{action('copy')} refuses the run"
+        return Finding(WARNING, str(location), problem, "Orbax and all commands skip it", mark)
+    consequence = f"{action('copy')} refuses the run"
     if number == max(run.steps):
-        why = "Orbax takes it for the latest step; no command opens or copies the run"
+        consequence = "Orbax takes it for the latest step; no command opens or copies the run"
     do = mark if number in run.legacy else "fetch it again"
     if not isinstance(location.store, SupportsRename):
-        return Finding(ERROR, str(location), what, why, do)
-    command = mending(inventory, "set-aside")
+        return Finding(ERROR, str(location), problem, consequence, do)
+    command = fix_command(inventory, "set-aside")
     do = f"{do}; or rename it, so that the run resumes from another one: {command}"
-    return Finding(ERROR, str(location), what, why, do, "set-aside", command=command)
+    return Finding(ERROR, str(location), problem, consequence, do, "set-aside", command=command)
 
 
-def _unfinished(step: Directory, inventory: Inventory) -> Finding:
-    what = "an unfinished save: its commit timestamp is null"
-    others = _others(step.path, inventory)
+def _unfinished_finding(step: Directory, inventory: Inventory) -> Finding:
+    problem = "an unfinished save: its commit timestamp is null"
+    others = _other_committed_steps(step.path, inventory)
     earlier = f"open another step ({', '.join(others)})" if others else "open another step"
     if IN_PROGRESS in step.path.name:
-        return Finding(ERROR, str(step.path), what, "it has no complete arrays", earlier)
+        return Finding(ERROR, str(step.path), problem, "it has no complete arrays", earlier)
     if is_passed_over(step.path):
         # In a run, this is one of several saves. A request for this step finds nothing else.
         level = WARNING if others else ERROR
-        why = (
+        reason = (
             "no loader takes it, but it takes up space, and a save under the same name may fail because of it"
         )
         command = step.path.store.removal(step.path.key)
         do = f"when nothing writes to it: {command}"
-        return Finding(level, str(step.path), what, why, do, command=command)
-    way = remedy(step.path, inventory.path, is_uncommitted=True)
+        return Finding(level, str(step.path), problem, reason, do, command=command)
+    fix = remedy(step.path, inventory.path, is_uncommitted=True)
     told_by = COMMIT_FILE if commits_by_file(step.path) else "their names"
-    why = f"Orbax recognizes finished steps by {told_by}, so it mistakes this for one and fails to load it"
-    do = f"{earlier}; or {way.words}: {way.command}"
-    return Finding(ERROR, str(step.path), what, why, do, way.fix, command=way.command)
+    reason = f"Orbax recognizes finished steps by {told_by}, so it mistakes this for one and fails to load it"
+    do = f"{earlier}; or {fix.words}: {fix.command}"
+    return Finding(ERROR, str(step.path), problem, reason, do, fix.fix, command=fix.command)
 
 
-def _others(step: Location, inventory: Inventory) -> list[str]:
+def _other_committed_steps(step: Location, inventory: Inventory) -> list[str]:
     """Return the names of the other committed steps of the run."""
-    beside = [item.path for item in inventory.steps if item.path.parent == step.parent and item.path != step]
-    names = [item.name for item in beside if IN_PROGRESS not in item.name]
+    sibling_steps = [
+        item.path for item in inventory.steps if item.path.parent == step.parent and item.path != step
+    ]
+    names = [item.name for item in sibling_steps if IN_PROGRESS not in item.name]
     return sort_naturally(name for name in names if not StepMetadata.at(step.with_name(name)).is_uncommitted)
 
 
-def _incomplete(step: Directory, items: list[ListedItem], declared: StepMetadata) -> Iterator[Finding]:
-    if not (items or declared.trees or declared.others or declared.fault):
-        yield _lost(step.path, f"no {TREE_FILE}, which describes the arrays")
-    there = {item.path.name for item in items}
-    for name in declared.trees:
-        if name not in there:
-            what = f"the item {name!r} does not exist, although {CHECKPOINT_FILE} names it"
-            yield _lost(step.path / name, what)
+def _incomplete(step: Directory, items: list[ListedItem], metadata: StepMetadata) -> Iterator[Finding]:
+    if not (items or metadata.trees or metadata.others or metadata.fault):
+        yield _lost_finding(step.path, f"no {TREE_FILE}, which describes the arrays")
+    item_names = {item.path.name for item in items}
+    for name in metadata.trees:
+        if name not in item_names:
+            problem = f"the item {name!r} does not exist, although {CHECKPOINT_FILE} names it"
+            yield _lost_finding(step.path / name, problem)
     for item in items:
         if TREE_FILE not in item.directory.files:
-            yield _lost(item.path, f"an item without {TREE_FILE}, which describes the arrays")
+            yield _lost_finding(item.path, f"an item without {TREE_FILE}, which describes the arrays")
 
 
-def _lost(location: Location, what: str) -> Finding:
-    why = "no loader can open it"
+def _lost_finding(location: Location, problem: str) -> Finding:
+    reason = "no loader can open it"
     do = "copy the complete step again: cp -a SRC DST, or gcloud storage cp -r SRC DST"
-    return Finding(ERROR, str(location), what, why, do)
+    return Finding(ERROR, str(location), problem, reason, do)
 
 
-def _set_aside(step: Location, read: ReadOptions) -> str:
+def _set_aside_command(step: Location, read: ReadOptions) -> str:
     age = time.time() - _last_change(step)
     if age < _QUIET_SECONDS:
         raise FormatError(
@@ -135,11 +137,11 @@ def _set_aside(step: Location, read: ReadOptions) -> str:
             expected=f"none for {_QUIET_SECONDS} seconds",
             hint="wait until the job has ended",
         )
-    aside = step.with_name(step.name + SET_ASIDE)
-    if aside.lexists():
-        raise FormatError(f"{aside} already exists", location=step, hint="rename that one")
-    step.rename(aside)
-    return f"{step} is now {aside}"
+    target = step.with_name(step.name + SET_ASIDE_SUFFIX)
+    if target.lexists():
+        raise FormatError(f"{target} already exists", location=step, hint="rename that one")
+    step.rename(target)
+    return f"{step} is now {target}"
 
 
 def _last_change(top: Location) -> float:
@@ -151,6 +153,6 @@ def _last_change(top: Location) -> float:
 CHECK = Check(
     "unfinished",
     "steps with a final name whose save did not finish, or whose copy is incomplete",
-    _look,
-    Fix("set-aside", f"rename an unfinished or damaged step to STEP{SET_ASIDE}", _set_aside),
+    _examine,
+    Fix("set-aside", f"rename an unfinished or damaged step to STEP{SET_ASIDE_SUFFIX}", _set_aside_command),
 )

@@ -9,7 +9,7 @@ from ckpttools.core.errors import CheckpointError, FormatError
 from ckpttools.core.message_terms import call, option
 from ckpttools.core.text import plural
 from ckpttools.diagnosis.arrays import array_findings
-from ckpttools.diagnosis.base import ERROR, INFO, Check, Finding, Fix, mending, set_aside
+from ckpttools.diagnosis.base import ERROR, INFO, Check, Finding, Fix, fix_command, set_aside_command
 from ckpttools.diagnosis.inventory import Directory, Inventory, ListedItem
 from ckpttools.diagnosis.safe_files import holds, refuse_existing, write_new
 from ckpttools.formats.base import ReadOptions
@@ -21,30 +21,30 @@ from ckpttools.formats.orbax.ocdbt import MANIFEST
 from ckpttools.stores.location import Location
 
 
-def _look(inventory: Inventory) -> Iterator[Finding]:
+def _examine(inventory: Inventory) -> Iterator[Finding]:
     for item in inventory.items:
         if not item.processes:
             continue
         if item.is_merged:
-            yield from _left_behind(item)
+            yield from _unmerged_keys_findings(item)
         elif TREE_FILE in item.directory.files:
-            yield _unmerged(inventory, item)
+            yield _unmerged_finding(inventory, item)
 
 
-def _unmerged(inventory: Inventory, item: ListedItem) -> Finding:
-    location, what = str(item.path), f"{', '.join(item.processes)} without a {MANIFEST} for all"
+def _unmerged_finding(inventory: Inventory, item: ListedItem) -> Finding:
+    location, problem = str(item.path), f"{', '.join(item.processes)} without a {MANIFEST} for all"
     if any(finding.level == ERROR for finding in array_findings(item)):
-        why = f"an index of these files would have gaps, so {option('fix', 'merge')} refuses to write it"
+        reason = f"an index of these files would have gaps, so {option('fix', 'merge')} refuses to write it"
         return Finding(
-            ERROR, location, what, why, "resolve the other findings about this directory first", "merge"
+            ERROR, location, problem, reason, "resolve the other findings about this directory first", "merge"
         )
-    command = mending(inventory, "merge")
-    why = "Orbax then looks for the arrays in files of their own, and finds no .zarray or zarr.json"
+    command = fix_command(inventory, "merge")
+    reason = "Orbax then looks for the arrays in files of their own, and finds no .zarray or zarr.json"
     do = f"{command} writes the missing index; ckpttools itself needs no index"
-    return Finding(ERROR, location, what, why, do, "merge", command=command)
+    return Finding(ERROR, location, problem, reason, do, "merge", command=command)
 
 
-def _left_behind(item: ListedItem) -> Iterator[Finding]:
+def _unmerged_keys_findings(item: ListedItem) -> Iterator[Finding]:
     """Report keys of a process that the merged index lacks."""
     if isinstance(item.database, CheckpointError):
         return
@@ -53,17 +53,23 @@ def _left_behind(item: ListedItem) -> Iterator[Finding]:
             index = read_index(item.path / name, item.read.max_index_bytes)
             lost = Indexed(item.path / name, index).all.keys() - item.database.all.keys()
         except CheckpointError as error:
-            why = "the merged index does not need it: only merging again would"
+            reason = "the merged index does not need it: only merging again would"
             yield Finding(
-                INFO, error.location or str(item.path / name), error.raw.message, why, "no action is needed"
+                INFO,
+                error.location or str(item.path / name),
+                error.raw.message,
+                reason,
+                "no action is needed",
             )
             continue
         if lost:
-            what = f"the merged {MANIFEST} lacks {plural(len(lost), 'key')}, such as {min(lost)}"
-            why = "they cannot be read: the merge was interrupted, or the directory belongs to another save"
+            problem = f"the merged {MANIFEST} lacks {plural(len(lost), 'key')}, such as {min(lost)}"
+            reason = (
+                "they cannot be read: the merge was interrupted, or the directory belongs to another save"
+            )
             again = call("doctor", item.path, fix="merge")
-            do = f"{set_aside(item.path / MANIFEST)} && {again}"
-            yield Finding(ERROR, str(item.path / name), what, why, do, command=do)
+            do = f"{set_aside_command(item.path / MANIFEST)} && {again}"
+            yield Finding(ERROR, str(item.path / name), problem, reason, do, command=do)
 
 
 def merge_indexes(path: Location, read: ReadOptions) -> str:
@@ -76,7 +82,7 @@ def merge_indexes(path: Location, read: ReadOptions) -> str:
     entries_here = path.entries()
     names = [entry.name for entry in entries_here if entry.is_dir]
     files = [entry.name for entry in entries_here if not entry.is_dir]
-    entries = union_of(path, read.max_index_bytes, whole=True).entries
+    entries = union_of(path, read.max_index_bytes, is_complete=True).entries
     _refuse_holes(ListedItem(Directory(path, tuple(files), tuple(names)), path, read=read))
     digest = hashlib.sha256(repr(list(entries.items())).encode()).hexdigest()
     node_file = f"d/{digest[:32]}"
@@ -114,6 +120,6 @@ def _refuse_holes(item: ListedItem) -> None:
 CHECK = Check(
     "unmerged",
     f"ocdbt.process_* directories without a merged {MANIFEST}",
-    _look,
+    _examine,
     Fix("merge", f"write the {MANIFEST} over the databases of all processes", merge_indexes),
 )

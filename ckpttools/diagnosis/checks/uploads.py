@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from ckpttools.core.errors import FormatError, StorageError
 from ckpttools.core.text import format_age, plural
-from ckpttools.diagnosis.base import INFO, WARNING, Check, Finding, Fix, finding_of, mending
+from ckpttools.diagnosis.base import INFO, WARNING, Check, Finding, Fix, finding_of, fix_command
 from ckpttools.diagnosis.inventory import Inventory
 from ckpttools.formats.base import ReadOptions
 from ckpttools.stores.abilities import PendingUpload, SupportsUploads
@@ -19,7 +19,7 @@ _FIX = "abort-uploads"
 _QUIET_SECONDS = 3600
 
 
-def _look(inventory: Inventory) -> Iterator[Finding]:
+def _examine(inventory: Inventory) -> Iterator[Finding]:
     path = inventory.path
     store = path.store
     if not isinstance(store, SupportsUploads):
@@ -29,27 +29,27 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
     try:
         result = _uploads(path)
     except StorageError as error:
-        why = "a process that is killed may leave some, which take up space and appear in no listing"
-        finding = finding_of(error, path, INFO, why)
-        yield Finding(INFO, str(path), finding.what, why, f"{finding.do}; or {ruled}", command=rule)
+        reason = "a process that is killed may leave some, which take up space and appear in no listing"
+        finding = finding_of(error, path, INFO, reason)
+        yield Finding(INFO, str(path), finding.what, reason, f"{finding.do}; or {ruled}", command=rule)
         return
     if result:
         first = min(result, key=lambda item: item.begun)
-        what = (
+        problem = (
             f"{plural(len(result), 'incomplete upload')}, the first started "
             f"{format_age(time.time() - first.begun)} ago, to {store.uri(first.key)}"
         )
-        why = "incomplete uploads of a killed process take up space and are not listed"
-        command = mending(inventory, _FIX)
+        reason = "incomplete uploads of a killed process take up space and are not listed"
+        command = fix_command(inventory, _FIX)
         do = f"run the conversion again, if it was one; or {command}; {ruled}"
-        yield Finding(WARNING, str(path), what, why, do, _FIX, command=command)
+        yield Finding(WARNING, str(path), problem, reason, do, _FIX, command=command)
 
 
 def _uploads(path: Location) -> Sequence[PendingUpload]:
     """Return the uploads below a path, and below the state of a conversion to the path."""
     assert isinstance(path.store, SupportsUploads)
-    whole = path.key.removesuffix(SUFFIX)
-    keys = (whole, whole + SUFFIX) if "/" in whole else (whole,)
+    full_key = path.key.removesuffix(SUFFIX)
+    keys = (full_key, full_key + SUFFIX) if "/" in full_key else (full_key,)
     return [upload for key in keys for upload in path.store.uploads(key)]
 
 
@@ -78,6 +78,6 @@ def _abort(path: Location, read: ReadOptions) -> str:
 CHECK = Check(
     "uploads",
     "incomplete uploads to a bucket",
-    _look,
+    _examine,
     Fix(_FIX, f"abort multipart uploads that started more than {format_age(_QUIET_SECONDS)} ago", _abort),
 )

@@ -11,7 +11,7 @@ from ckpttools.diagnosis.inventory import Inventory
 from ckpttools.formats.registry import open_tree
 
 
-def _look(inventory: Inventory) -> Iterator[Finding]:
+def _examine(inventory: Inventory) -> Iterator[Finding]:
     if inventory.values is None:
         return
     from ckpttools.diagnosis.values import value_findings
@@ -28,11 +28,11 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
         except MemoryBudgetError:
             raise
         except CheckpointError as error:
-            yield finding_of(error, location, why="its values cannot be read")
+            yield finding_of(error, location, reason="its values cannot be read")
 
 
 CHECK = Check(
     "values",
     "on request: NaN and infinite values, weights of nothing but zeros, repeated layers, unsound scales",
-    _look,
+    _examine,
 )

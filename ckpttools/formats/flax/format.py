@@ -39,19 +39,19 @@ class FlaxFormat(ReadOnlyFormat):
     """The `flax-msgpack` format; implements `ckpttools.formats.base.Format`."""
 
     name: str = "flax-msgpack"
-    looks_for: str = "states that Flax wrote with msgpack and that are cut or damaged"
+    fault_summary: str = "states that Flax wrote with msgpack and that are cut or damaged"
 
-    def why_not(self, path: Location) -> str | None:
+    def mismatch_reason(self, path: Location) -> str | None:
         try:
             if _is_named(path):
-                mismatch = _NAMES.why_not(path)
+                mismatch = _NAMES.mismatch_reason(path)
                 return None if mismatch and path.is_dir() and _has_states(path) else mismatch
             return None if has_state_header(path) else "it does not start like a Flax state"
         except CheckpointError as error:
             return reason(error, path)
 
     def open(self, path: Location, options: ReadOptions) -> Tree:
-        if path.is_dir() and _NAMES.why_not(path) is not None:
+        if path.is_dir() and _NAMES.mismatch_reason(path) is not None:
             path = _find_state(path, options.step)
         # Files of trainer states have no suffix.
         is_named = _is_named(path)
@@ -67,7 +67,7 @@ class FlaxFormat(ReadOnlyFormat):
 
     def checkpoints_in(self, path: Location) -> Sequence[Location]:
         """See `ckpttools.formats.base.SupportsStepFiles.checkpoints_in`."""
-        if not path.is_dir() or _NAMES.why_not(path) is None:
+        if not path.is_dir() or _NAMES.mismatch_reason(path) is None:
             return [path]
         return [state for state in _list_states(path) if _may_be_state(state)][::-1] or [path]
 
@@ -225,7 +225,7 @@ def _build_tree(path: Location, folder: Location, states: Sequence[FlaxState]) -
         raise FormatError(
             f"some arrays are in directories of their own:{listing(elsewhere)}",
             location=path,
-            hint=_where_arrays_are(path, folder),
+            hint=_external_arrays_hint(path, folder),
         )
     others = {at: kind for state in states for at, kind in state.others.items()}
     metadata = Metadata(
@@ -239,7 +239,7 @@ def _build_tree(path: Location, folder: Location, states: Sequence[FlaxState]) -
     return Tree(leaves, metadata)
 
 
-def _where_arrays_are(path: Location, folder: Location) -> str:
+def _external_arrays_hint(path: Location, folder: Location) -> str:
     """Return a hint for a state whose arrays are stored in other files."""
     arrays = folder / f"{path.name}_gda"
     if arrays.is_dir():

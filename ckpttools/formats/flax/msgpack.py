@@ -15,7 +15,7 @@ from ckpttools.formats.json_file import DEEPEST
 from ckpttools.stores.base import File
 
 _WINDOW = 64 << 10
-_MOST_VALUES, _LONGEST_TEXT = 2_000_000, 1 << 20
+_MAX_VALUES, _LONGEST_TEXT = 2_000_000, 1 << 20
 
 
 class DamagedError(Exception):
@@ -51,7 +51,7 @@ class Reader:
         self, file: File, start: int = 0, stop: int | None = None, values: list[int] | None = None
     ) -> None:
         self._file, self.at, self._stop = file, start, file.size if stop is None else stop
-        self._left = [_MOST_VALUES] if values is None else values
+        self._left = [_MAX_VALUES] if values is None else values
         self._window, self._begin = b"", start
 
     @property
@@ -70,9 +70,7 @@ class Reader:
         """
         self._left[0] -= 1
         if self._left[0] < 0 or depth > DEEPEST:
-            raise DamagedError(
-                f"more than {_MOST_VALUES:,} values, or nested more than {DEEPEST} levels deep"
-            )
+            raise DamagedError(f"more than {_MAX_VALUES:,} values, or nested more than {DEEPEST} levels deep")
         code = self._take(1)[0]
         if code < 0x80 or code >= 0xE0:
             return code if code < 0x80 else code - 0x100

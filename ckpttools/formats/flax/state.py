@@ -15,7 +15,7 @@ from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Shape
 from ckpttools.formats.flax.msgpack import DamagedError, Extension, Reader, Span
-from ckpttools.formats.pieced import in_shape
+from ckpttools.formats.pieced import reshape_pieces
 from ckpttools.stores.base import File
 
 # `flax.serialization._MsgpackExtType`, and the key that marks arrays larger than 1 GiB, which Flax splits.
@@ -94,7 +94,7 @@ class _Filling:
 
     def add(self, path: Path, value: Any) -> None:
         if isinstance(value, dict) and value.get(_CHUNKED) is True:
-            self._leaf(path, self._of_chunks(value))
+            self._leaf(path, self._join_chunks(value))
         elif isinstance(value, dict) and (name := _array_named(value)):
             self._elsewhere(path, name)
         elif isinstance(value, dict | list) and value:
@@ -146,21 +146,21 @@ class _Filling:
             return Constant(lengths, dtype, bytes(dtype.itemsize))
         return Stored(lengths, dtype, self.file, data.start)
 
-    def _of_chunks(self, value: Mapping[str | int, Any]) -> LazyArray:
+    def _join_chunks(self, value: Mapping[str | int, Any]) -> LazyArray:
         """Join the flat pieces of an array that Flax split; they are stored under the keys of a tuple."""
-        shape, chunks = _listed(value.get("shape")), _listed(value.get("chunks"))
+        shape, chunks = _tuple_items(value.get("shape")), _tuple_items(value.get("chunks"))
         pieces = [self._array(chunk.span) for chunk in chunks if isinstance(chunk, Extension)]
         stored = [piece for piece in pieces if isinstance(piece, Stored) and piece.ndim == 1]
         lengths = _lengths(shape)
-        whole = (
+        joined = (
             sum(item.size for item in stored) == prod(lengths) and len({item.dtype for item in stored}) == 1
         )
-        if not whole or len(stored) < len(chunks):
+        if not joined or len(stored) < len(chunks):
             raise DamagedError(f"the pieces of an array do not add up to {list(lengths)}")
-        return in_shape(stored, lengths)
+        return reshape_pieces(stored, lengths)
 
 
-def _listed(value: Any) -> list[Any]:
+def _tuple_items(value: Any) -> list[Any]:
     """Return the items of a tuple, which Flax writes as `{"0": first, "1": second}`."""
     items = value if isinstance(value, dict) else {}
     result = [items.get(str(location)) for location in range(len(items))]

@@ -15,7 +15,7 @@ from ckpttools.core.errors import FormatError, StorageError
 from ckpttools.core.message_terms import action
 from ckpttools.core.region import Shape, grid_cell, grid_indices
 from ckpttools.formats.orbax.entries import Entries, FileFault, Files
-from ckpttools.formats.orbax.hosts import where_chunks_may_be
+from ckpttools.formats.orbax.hosts import missing_chunks_hint
 from ckpttools.formats.orbax.ocdbt import Entry, Extent, length_of
 from ckpttools.formats.zarr.array import ZARR2_DOCUMENT, ZARR3_DOCUMENT, ZarrArray
 from ckpttools.formats.zarr.chunks import parse_array
@@ -46,7 +46,7 @@ class Arrays:
     @cached_property
     def hint(self) -> str:
         """A hint for missing chunks."""
-        return where_chunks_may_be(self.directory, self.may_be_old)
+        return missing_chunks_hint(self.directory, self.may_be_old)
 
     def array(self, path: Path) -> LazyArray:
         """Return the array at a path of the tree.
@@ -64,14 +64,14 @@ class Arrays:
             entry = self.entries.get(prefix + file)
             if entry is not None:
                 document = self.entries.read(entry)
-                if document not in self._parsed:
+                if document not in self._document_cache:
                     location = f"{self.directory}: {prefix}{file}"
-                    self._parsed[document] = parse_array(file, document, location)
-                return self._parsed[document]
+                    self._document_cache[document] = parse_array(file, document, location)
+                return self._document_cache[document]
         raise self._no_document(prefix)
 
     @cached_property
-    def _parsed(self) -> dict[bytes, ZarrArray]:
+    def _document_cache(self) -> dict[bytes, ZarrArray]:
         """A cache of parsed documents that arrays of the same shape share: parsing 100,000 takes 1.6 s."""
         return {}
 
@@ -115,7 +115,7 @@ class Grid:
         """
         result: list[tuple[ByteSource, int, int]] = []
         for index in grid_indices(self.document.shape, self.document.chunk):
-            located = self._located(index)
+            located = self._locate(index)
             if located is None:
                 return None
             result.append(located)
@@ -132,10 +132,10 @@ class Grid:
     def _gaps(self) -> Gaps | None:
         """Return the missing chunks; None if there are none or if they are implicitly the fill value."""
         document = self.document
-        present, chunks = self._counted(), document.num_chunks
-        taken = list(self._taken())
+        present, chunks = self._count_chunks(), document.num_chunks
+        taken = list(self._faulty_chunks())
         if taken:
-            return self._without_files(taken, chunks, 0 if self._fill is not None else chunks - present)
+            return self._find_gaps(taken, chunks, 0 if self._fill is not None else chunks - present)
         if present == chunks or self._fill is not None:
             return None
         first = document.first_missing(present, lambda index: self._entry(index) is not None)
@@ -145,7 +145,7 @@ class Grid:
     def _entry(self, index: Shape) -> Entry | None:
         return self.arrays.entries.get(self.prefix + self.document.keys.key(index))
 
-    def _taken(self) -> Iterator[tuple[str, FileFault]]:
+    def _faulty_chunks(self) -> Iterator[tuple[str, FileFault]]:
         """Yield the keys of chunks whose file is missing or truncated, with the fault of the file."""
         entries = self.arrays.entries
         for key in entries.below(self.prefix) if entries.faults else ():
@@ -155,7 +155,7 @@ class Grid:
             if is_chunk and isinstance(entry, Extent) and fault and fault.takes(entry):
                 yield self.prefix + key, fault
 
-    def _without_files(self, taken: Sequence[tuple[str, FileFault]], chunks: int, missing: int) -> Gaps:
+    def _find_gaps(self, taken: Sequence[tuple[str, FileFault]], chunks: int, missing: int) -> Gaps:
         key, first = taken[0]
         return Gaps(
             keystr(self.path),
@@ -167,7 +167,7 @@ class Grid:
             FormatError if first.is_absent or first.nbytes is not None else StorageError,
         )
 
-    def _counted(self) -> int:
+    def _count_chunks(self) -> int:
         """Count the existing chunks.
 
         Raises:
@@ -197,7 +197,7 @@ class Grid:
             return self._plain(index)
         locations = [divmod(i, n) for i, n in zip(index, self.document.pieces, strict=True)]
         chunk = tuple(location[0] for location in locations)
-        located = self._located(chunk)
+        located = self._locate(chunk)
         if located is None:
             return Constant(shape, dtype, self.document.fill)
         source, offset, nbytes = located
@@ -214,7 +214,7 @@ class Grid:
     def _plain(self, index: Shape) -> LazyArray:
         """Return an uncompressed chunk. Every read calls this, so it creates as few objects as possible."""
         document = self.document
-        located = self._located(index)
+        located = self._locate(index)
         if located is None:
             return Constant(document.chunk, document.dtype, document.fill)
         source, offset, _ = located
@@ -225,7 +225,7 @@ class Grid:
         coding = self.document.coding
         return coding.is_plain and shard.pieces == 1 and nbytes == coding.nbytes + shard.index_bytes
 
-    def _located(self, index: Shape) -> tuple[ByteSource, int, int] | None:
+    def _locate(self, index: Shape) -> tuple[ByteSource, int, int] | None:
         """Return file, offset and length of a chunk; None if it was omitted."""
         entry, expected = self._entry(index), self.document.chunk_bytes
         if entry is None and self._fill is not None:

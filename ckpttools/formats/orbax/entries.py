@@ -228,10 +228,10 @@ def files_below(directory: Location) -> Iterator[tuple[str, Status]]:
     Raises:
         StorageError: A directory cannot be listed.
     """
-    yield from sorted(directory.walk(), key=lambda result: _in_order(result[0]))
+    yield from sorted(directory.walk(), key=lambda result: _sort_key(result[0]))
 
 
-def _in_order(name: str) -> list[tuple[bool, str]]:
+def _sort_key(name: str) -> list[tuple[bool, str]]:
     """Return a sort key that puts a directory's files before its subdirectories."""
     *above, last = name.split("/")
     return [*((True, part) for part in above), (False, last)]

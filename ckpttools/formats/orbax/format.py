@@ -41,8 +41,8 @@ class Orbax:
     options: tuple[Option, ...] = OPTIONS
     help: str = HELP
 
-    def why_not(self, path: Location) -> str | None:
-        return orbax_runs.why_not(path)
+    def mismatch_reason(self, path: Location) -> str | None:
+        return orbax_runs.mismatch_reason(path)
 
     def open(self, path: Location, options: ReadOptions) -> Tree:
         place = orbax_at(path)
@@ -65,19 +65,19 @@ class Orbax:
             options: Options for reading.
         """
         if hosts:
-            from ckpttools.formats.orbax.joined import joined_save
+            from ckpttools.formats.orbax.joined import join_save
 
-            return joined_tree(joined_save(path, hosts, options), path)
+            return join_tree(join_save(path, hosts, options), path)
         if isinstance(place, OrbaxRun) and (state := _flax_state(place, options.step)) is not None:
             from ckpttools.formats.flax.format import FORMAT as FLAX
 
             return FLAX.open(state, options)
         items = orbax_runs.find_items(place, options.step)
         if len(items) == 1:
-            return _opened_item(items[0], options)
+            return _open_item(items[0], options)
         from ckpttools.formats.orbax.runs import open_items
 
-        return open_items(items, partial(_opened_item, options=options), all_items=options.all_items)
+        return open_items(items, partial(_open_item, options=options), all_items=options.all_items)
 
     def shardings(self, tree: Tree) -> Mapping[Path, Sharding]:
         from ckpttools.formats.orbax.sharding import stored_shardings
@@ -132,35 +132,41 @@ class Orbax:
         as_step: int | None,
         target_data_file_size: int | None,
         reference: bool | None,
-        **how: Any,
+        **writer_options: Any,
     ) -> Writer:
         from ckpttools.formats.orbax.write import OrbaxWriter
-        from ckpttools.formats.references import LEAST_SHARE, ReferenceMode, References, reference_mode
+        from ckpttools.formats.references import (
+            MIN_SHARED_FRACTION,
+            ReferenceMode,
+            References,
+            reference_mode,
+        )
 
         _check_level(level, item, as_step)
         encodes = any(entry.name in target.declared for entry in STORAGE if entry.name != "reference")
         mode = reference_mode(reference, by_default=target.shares, encodes=encodes)
-        least = max(LEAST_SHARE, 0 if reference else target.least_share)
+        least = max(MIN_SHARED_FRACTION, 0 if reference else target.least_share)
         shared = References() if mode is ReferenceMode.NONE else References(mode, target.destination, least)
         return OrbaxWriter(
             as_step,
             _item(target, level, item),
-            target_data_file_bytes=target_data_file_size or _suitable_file_bytes(target, how["ocdbt"]),
+            target_data_file_bytes=target_data_file_size
+            or _suitable_file_bytes(target, writer_options["ocdbt"]),
             references=shared,
             level=level,
-            **how,
+            **writer_options,
         )
 
 
 def _check_level(level: str, item: str | None, as_step: int | None) -> None:
     """Reject a name for a directory that is itself the destination."""
     declared = {"as_step": as_step} if level == "step" else {"as_step": as_step, "item": item}
-    wrong = [name for name, value in declared.items() if value is not None] if level != "run" else []
-    if wrong:
+    unused = [name for name, value in declared.items() if value is not None] if level != "run" else []
+    if unused:
         raise UsageError(
             f"with {option('level', level)} the destination itself is the {level}",
-            got=", ".join(map(option, wrong)),
-            hint=f"leave {' and '.join(map(option, wrong))} out, and give the destination its name",
+            got=", ".join(map(option, unused)),
+            hint=f"leave {' and '.join(map(option, unused))} out, and give the destination its name",
         )
 
 
@@ -174,13 +180,13 @@ def _item(target: Target, level: str, declared: str | None) -> str:
     as_read = target.tree.metadata.item if target.keeps_names else None
     if target.destination is None or level == "run":
         return declared or as_read or ITEM
-    beside = Neighbors(target.destination)
+    neighbors = Neighbors(target.destination)
     if level == "item":
-        beside.check_bare()
+        neighbors.check_bare()
         return ITEM
-    name = beside.item(declared, as_read)
-    if why := beside.why_unlisted(name):
-        warn_step(why, UnlistedStepWarning)
+    name = neighbors.item(declared, as_read)
+    if reason := neighbors.unlisted_reason(name):
+        warn_step(reason, UnlistedStepWarning)
     return name
 
 
@@ -208,7 +214,7 @@ def _flax_state(run: OrbaxRun, step: int | None) -> Location | None:
     return states.get(latest)
 
 
-def _opened_item(item: OrbaxItem, options: ReadOptions) -> Tree:
+def _open_item(item: OrbaxItem, options: ReadOptions) -> Tree:
     location = item.directory / orbax_metadata.TREE_FILE
     _require_room(location)
     document = read_json(location, is_walked=False)
@@ -243,7 +249,7 @@ def _tree(item: OrbaxItem, document: Mapping[str, Any], arrays: Arrays, location
     return Tree({entry.path: leaf for entry, leaf in zip(saved, result, strict=True)}, metadata)
 
 
-def joined_tree(save: Save, location: Location) -> Tree:
+def join_tree(save: Save, location: Location) -> Tree:
     """Build the tree of a save from several hosts; reads only indexes.
 
     Args:

@@ -13,14 +13,14 @@ from ckpttools.formats.orbax.metadata import TREE_FILE
 from ckpttools.formats.orbax.steps import Step, directories, is_item
 from ckpttools.stores.location import Location
 
-_OF_A_HOST = "process_metadata"
-_OF_PEERS = "state"
-_MOST_NAMED = 8
+_HOST_DIRECTORY = "process_metadata"
+_PEER_DIRECTORY = "state"
+_MAX_NAMED = 8
 
 
 def is_part_of_a_host(item: Location) -> bool:
     """Return whether an item is one host's share of a save, so that other hosts have some of its chunks."""
-    return any((location / _OF_A_HOST).is_dir() for location in (item, item.parent))
+    return any((location / _HOST_DIRECTORY).is_dir() for location in (item, item.parent))
 
 
 def other_hosts(item: Location) -> list[Location]:
@@ -29,8 +29,8 @@ def other_hosts(item: Location) -> list[Location]:
     for host in item.parents[1:3]:
         below = item.relative_to(host)
         try:
-            beside = [location for location in host.parent.iterdir() if location != host]
-            result = [location / below for location in beside if (location / below / TREE_FILE).is_file()]
+            siblings = [location for location in host.parent.iterdir() if location != host]
+            result = [location / below for location in siblings if (location / below / TREE_FILE).is_file()]
         except StorageError:
             continue  # This only affects a hint.
         if result:
@@ -52,12 +52,12 @@ def hosts_at(path: Location) -> dict[Location, list[Location]]:
     for host in directories(path):
         steps = [step for step in directories(host) if Step(step).number is not None]
         for step in steps:
-            is_marked = (step / _OF_A_HOST).is_dir()
+            is_marked = (step / _HOST_DIRECTORY).is_dir()
             items = [item for item in directories(step) if is_item(item)] if is_marked else []
             if items:
                 marked.setdefault(host, []).extend(items)
-            elif is_item(step / _OF_PEERS):
-                peers.setdefault(host, []).append(step / _OF_PEERS)
+            elif is_item(step / _PEER_DIRECTORY):
+                peers.setdefault(host, []).append(step / _PEER_DIRECTORY)
     return marked or _peers(peers)
 
 
@@ -71,8 +71,8 @@ def _peers(result: dict[Location, list[Location]]) -> dict[Location, list[Locati
     return {host: result[host] for host in own} if len(set(own.values())) > 1 else {}
 
 
-def not_together(
-    path: Location, hosts: Mapping[Location, Sequence[Location]], lacking: str = ""
+def incomplete_hosts_error(
+    path: Location, hosts: Mapping[Location, Sequence[Location]], missing_text: str = ""
 ) -> FormatError:
     """Return the error for a directory of hosts that have no complete step.
 
@@ -85,23 +85,23 @@ def not_together(
     hint = f"{action('list_saves', str(path))} lists the hosts that would provide it"
     others = [directory for directory in directories(path) if directory not in hosts]
     if others:
-        shown = ", ".join(other.name for other in others[:3])
-        hint += f"; these entries next to them are not host directories: {shown}"
+        names_text = ", ".join(other.name for other in others[:3])
+        hint += f"; these entries next to them are not host directories: {names_text}"
     return FormatError(
-        f"this directory has checkpoint shares of several hosts, and no step is complete{lacking}",
+        f"this directory has checkpoint shares of several hosts, and no step is complete{missing_text}",
         location=path,
-        got=f"directories of hosts: {first_names(names, _MOST_NAMED)}",
+        got=f"directories of hosts: {first_names(names, _MAX_NAMED)}",
         expected="directories of enough hosts for all chunks of a step",
         hint=hint,
     )
 
 
-def _putting_together(hosts: Location) -> str:
+def _assemble_command(hosts: Location) -> str:
     """Return the command that assembles one checkpoint from all hosts below `hosts`."""
     return action("assemble", str(hosts), "DST")
 
 
-def where_chunks_may_be(item: Location, may_be_old: bool) -> str:
+def missing_chunks_hint(item: Location, may_be_old: bool) -> str:
     """Return a hint on where an item's missing chunks may be.
 
     Args:
@@ -110,8 +110,8 @@ def where_chunks_may_be(item: Location, may_be_old: bool) -> str:
     """
     if is_part_of_a_host(item):
         others = [quote(str(location)) for location in other_hosts(item)]
-        where = f": {first_names(others, _MOST_NAMED)}" if others else ""
-        told = (
+        where = f": {first_names(others, _MAX_NAMED)}" if others else ""
+        hint = (
             "this is one host's share; the rest is in the directories of the other hosts"
             f"{where}; {action('assemble', 'HOST…', 'DST')} assembles them"
         )
@@ -119,7 +119,7 @@ def where_chunks_may_be(item: Location, may_be_old: bool) -> str:
         is_all = bool(others) and all(
             location.parent.parent.parent == hosts for location in other_hosts(item)
         )
-        return f"{told}: {_putting_together(hosts)}" if is_all else told
+        return f"{hint}: {_assemble_command(hosts)}" if is_all else hint
     processes = ", ".join(location.name for location in processes_of(item))
     if processes:
         return (

@@ -14,7 +14,7 @@ from ckpttools.stores.base import File
 from ckpttools.stores.location import Location
 
 PROCESSES = "ocdbt.process_*"
-_COMPARED_AT_ONCE = 1 << 20
+_COMPARE_BYTES = 1 << 20
 # Number of bytes that are compared at both ends of a value that several processes have, whenever the index is
 # read. Values of different steps differ there, and opening a replicated checkpoint does not read all its
 # data.
@@ -77,7 +77,7 @@ def read_index(directory: Location, max_bytes: int) -> Index:
         raise error.at(directory / (error.location or MANIFEST)) from error
 
 
-def union_of(directory: Location, max_bytes: int, *, whole: bool = False) -> Index:
+def union_of(directory: Location, max_bytes: int, *, is_complete: bool = False) -> Index:
     """Return the union of the databases of all processes; other arguments and errors as for `index_of`.
 
     Replicated arrays are in several databases and must have the same bytes. Otherwise the databases are from
@@ -89,12 +89,12 @@ def union_of(directory: Location, max_bytes: int, *, whole: bool = False) -> Ind
     processes = processes_of(directory)
     entries: dict[bytes, Entry] = {}
     nodes: list[Extent] = []
-    values = _Values(directory, whole)
+    values = _Values(directory, is_complete)
     for process in processes:
         result = read_index(process, max_bytes)
-        nodes += [_below(node, process.name) for node in result.nodes]
+        nodes += [_relative_extent(node, process.name) for node in result.nodes]
         for key, inner in result.entries.items():
-            entry = _below(inner, process.name) if isinstance(inner, Extent) else inner
+            entry = _relative_extent(inner, process.name) if isinstance(inner, Extent) else inner
             if not values.agree(entries.setdefault(key, entry), entry):
                 raise FormatError(
                     "two processes disagree",
@@ -105,16 +105,16 @@ def union_of(directory: Location, max_bytes: int, *, whole: bool = False) -> Ind
     return Index(manifests, dict(sorted(entries.items())), tuple(nodes))
 
 
-def _below(extent: Extent, name: str) -> Extent:
+def _relative_extent(extent: Extent, name: str) -> Extent:
     return replace(extent, file=f"{name}/{extent.file}")
 
 
 class _Values:
     """Reads the values of entries in parts and compares them."""
 
-    def __init__(self, directory: Location, whole: bool) -> None:
+    def __init__(self, directory: Location, is_complete: bool) -> None:
         self._directory = directory
-        self._whole = whole
+        self._whole = is_complete
         self._files: dict[str, File] = {}
 
     def agree(self, a: Entry, b: Entry) -> bool:
@@ -128,7 +128,7 @@ class _Values:
 
     def _parts(self, length: int) -> Iterator[range]:
         if self._whole:
-            step = _COMPARED_AT_ONCE
+            step = _COMPARE_BYTES
             yield from (range(start, min(start + step, length)) for start in range(0, length, step))
         else:
             yield range(min(length, _COMPARED_ENDS))
@@ -142,7 +142,7 @@ class _Values:
         return self._files[entry.file].read(entry.offset + part.start, len(part))
 
 
-def named_file(directory: Location, name: str, what: str = "a data file") -> File:
+def named_file(directory: Location, name: str, subject: str = "a data file") -> File:
     """Open a file that an item refers to.
 
     Raises:
@@ -153,7 +153,7 @@ def named_file(directory: Location, name: str, what: str = "a data file") -> Fil
     result = path.status()
     if result is None:
         raise FormatError(
-            f"{what} is missing: {path}",
+            f"{subject} is missing: {path}",
             got="no such file",
             hint="it was deleted or not copied: fetch the checkpoint again; "
             f"{action('doctor', str(directory))} lists what else is missing",

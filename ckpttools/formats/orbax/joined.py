@@ -17,7 +17,7 @@ from ckpttools.core.message_terms import action, option
 from ckpttools.core.text import plural
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.orbax.entries import FileFault, Indexed
-from ckpttools.formats.orbax.hosts import hosts_at, not_together
+from ckpttools.formats.orbax.hosts import hosts_at, incomplete_hosts_error
 from ckpttools.formats.orbax.index import Index, named_file
 from ckpttools.formats.orbax.ocdbt import Entry, Extent, length_of
 from ckpttools.formats.orbax.saves import Save, has_numbers, newest_complete, saves_of, shares_of
@@ -27,7 +27,7 @@ from ckpttools.stores.location import Location
 
 # Number of values to compare at both ends on opening, among those that several hosts have. If the hosts had
 # different saves, all of these values would differ.
-_MOST_COMPARED = 256
+_MAX_COMPARED = 256
 
 
 class Joined(Indexed):
@@ -60,7 +60,7 @@ class Joined(Indexed):
         return self._files[extent.file]
 
 
-def joined_save(path: Location, hosts: Mapping[Location, Sequence[Location]], options: ReadOptions) -> Save:
+def join_save(path: Location, hosts: Mapping[Location, Sequence[Location]], options: ReadOptions) -> Save:
     """Return the newest complete save of the hosts below a path.
 
     Args:
@@ -76,12 +76,12 @@ def joined_save(path: Location, hosts: Mapping[Location, Sequence[Location]], op
     saves = saves_of(shares)
     save = newest_complete(saves, options.step)
     if save is None:
-        raise not_together(path, hosts, listing([_lacking(item) for item in saves]))
-    refuse_unlike(save, list(save.twins)[:: len(save.twins) // _MOST_COMPARED + 1])
+        raise incomplete_hosts_error(path, hosts, listing([_describe_missing(item) for item in saves]))
+    refuse_differing(save, list(save.twins)[:: len(save.twins) // _MAX_COMPARED + 1])
     return save
 
 
-def _lacking(save: Save) -> str:
+def _describe_missing(save: Save) -> str:
     chunks = sum(item.count for item in save.missing)
     names = ", ".join(share.host.name for share in save.shares)
     if save.is_complete:
@@ -125,7 +125,7 @@ class Disagreement:
 
 
 @dataclass(frozen=True, slots=True)
-class TwinComparison:
+class ReplicaComparison:
     """The result of comparing replicas.
 
     Attributes:
@@ -139,7 +139,7 @@ class TwinComparison:
     disagreements: tuple[Disagreement, ...]
 
 
-def compared_twins(save: Save, observe: Callable[[int], None] = lambda nbytes: None) -> TwinComparison:
+def compare_replicas(save: Save, observe: Callable[[int], None] = lambda nbytes: None) -> ReplicaComparison:
     """Compare all bytes of all values that several hosts have.
 
     Args:
@@ -151,19 +151,19 @@ def compared_twins(save: Save, observe: Callable[[int], None] = lambda nbytes: N
     """
     keys = list(save.twins)
     sizes = [sum(_lengths(save, key)) for key in keys]
-    look = partial(_disagreement, save, observe, whole=True)
+    look = partial(_disagreement, save, observe, is_complete=True)
     first = save.shares[0].host.store
     result = map_in_threads(max(_THREADS, first.costs.requests or 0), look, keys)
-    return TwinComparison(len(keys), sum(sizes), tuple(item for item in result if item is not None))
+    return ReplicaComparison(len(keys), sum(sizes), tuple(item for item in result if item is not None))
 
 
-def refuse_unlike(save: Save, keys: Sequence[str]) -> None:
+def refuse_differing(save: Save, keys: Sequence[str]) -> None:
     """Compare the two ends of some values.
 
     Raises:
         FormatError: The values of two hosts differ.
     """
-    look = partial(_disagreement, save, lambda nbytes: None, whole=False)
+    look = partial(_disagreement, save, lambda nbytes: None, is_complete=False)
     result = [key for key in map(look, keys) if key is not None]
     if result:
         raise unlike(save, result)
@@ -180,11 +180,11 @@ def unlike(save: Save, result: Sequence[Disagreement]) -> FormatError:
     )
 
 
-def losers(save: Save, each: Disagreement) -> set[int]:
+def losers(save: Save, disagreement: Disagreement) -> set[int]:
     """Return the indices of shares whose bytes differ from the ones that are used."""
-    taken = save.shares[save.owners[each.key]].name
-    right = next(group for group in each.groups if taken in group)
-    return {number for number in save.twins[each.key] if save.shares[number].name not in right}
+    taken = save.shares[save.owners[disagreement.key]].name
+    right = next(group for group in disagreement.groups if taken in group)
+    return {number for number in save.twins[disagreement.key] if save.shares[number].name not in right}
 
 
 def keys_alone(save: Save, number: int) -> list[str]:
@@ -201,8 +201,8 @@ def refuse_mixed(save: Save, result: Sequence[Disagreement]) -> None:
         FormatError: A host differs in most values that it shares with others, and has values that only it
             has.
     """
-    wrong = Counter(number for item in result for number in losers(save, item))
-    for number, count in wrong.items():
+    losses = Counter(number for item in result for number in losers(save, item))
+    for number, count in losses.items():
         common = [key for key, shares in save.twins.items() if number in shares and has_many(save, key)]
         alone = keys_alone(save, number)
         if count > 1 and 2 * count > len(common) and alone:
@@ -225,11 +225,11 @@ def _lengths(save: Save, key: str) -> Iterator[int]:
 
 
 def _disagreement(
-    save: Save, observe: Callable[[int], None], key: str, *, whole: bool
+    save: Save, observe: Callable[[int], None], key: str, *, is_complete: bool
 ) -> Disagreement | None:
     numbers = save.twins[key]
     lengths = set(_lengths(save, key))
-    if len(lengths) == 1 and _is_same(save, observe, key, lengths.pop(), whole):
+    if len(lengths) == 1 and _is_same(save, observe, key, lengths.pop(), is_complete):
         return None
     groups: dict[str, list[str]] = {}
     for number in numbers:
@@ -239,9 +239,9 @@ def _disagreement(
     return Disagreement(key, tuple(map(tuple, ranked)))
 
 
-def _is_same(save: Save, observe: Callable[[int], None], key: str, length: int, whole: bool) -> bool:
+def _is_same(save: Save, observe: Callable[[int], None], key: str, length: int, is_complete: bool) -> bool:
     first, *others = save.twins[key]
-    for start, stop in _parts(length, whole):
+    for start, stop in _parts(length, is_complete):
         expected = _read(save, key, first, start, stop)
         observe(stop - start)
         for number in others:

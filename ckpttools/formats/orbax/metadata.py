@@ -30,7 +30,7 @@ STRINGS_FILE = "_strings.json"
 ARRAYS_DIRECTORY = "array_metadatas"
 EMPTY_KINDS = ("None", "Dict", "List", "Tuple")
 # Kinds of values that are not in OCDBT: strings are in a file of their own.
-_WITHOUT_DATA: frozenset[object] = frozenset((*EMPTY_KINDS, "NamedTuple", "string"))
+_DATALESS_KINDS: frozenset[object] = frozenset((*EMPTY_KINDS, "NamedTuple", "string"))
 SHARDING_FILE = "_sharding"
 ARRAYS_FILE = f"{ARRAYS_DIRECTORY}/process_0"
 # Names of the files that Orbax puts in an item.
@@ -163,7 +163,7 @@ def sharding_document(
 
 def _named_sharding(sharding: Sharding) -> dict[str, Any]:
     """Return a sharding as Orbax records it; without device ids, loaders use `jax.devices()` in order."""
-    devices = {} if sharding.devices is None else {"device_mesh": {"mesh": _nested_ids(sharding)}}
+    devices = {} if sharding.devices is None else {"device_mesh": {"mesh": _nest_device_ids(sharding)}}
     return {
         "sharding_type": "NamedSharding",
         "shape": [length for _, length in sharding.mesh],
@@ -174,7 +174,7 @@ def _named_sharding(sharding: Sharding) -> dict[str, Any]:
     }
 
 
-def _nested_ids(sharding: Sharding) -> Any:
+def _nest_device_ids(sharding: Sharding) -> Any:
     """Return the device ids of a mesh as Orbax nests them: one list level per axis."""
     result: list[Any] = [{"id": device} for device in sharding.devices or ()]
     for _, length in reversed(sharding.mesh[1:]):
@@ -269,7 +269,7 @@ def holds_data(document: Mapping[str, Any]) -> bool:
     Args:
         document: Content of the file. A damaged document counts as a tree with arrays.
     """
-    return not _value_types(document) <= _WITHOUT_DATA
+    return not _value_types(document) <= _DATALESS_KINDS
 
 
 def holds_arrays(document: Mapping[str, Any]) -> bool:
@@ -278,7 +278,7 @@ def holds_arrays(document: Mapping[str, Any]) -> bool:
     Args:
         document: Content of the file. A damaged document counts as a tree with arrays.
     """
-    return not _value_types(document) <= _WITHOUT_DATA | {"scalar"}
+    return not _value_types(document) <= _DATALESS_KINDS | {"scalar"}
 
 
 def _value_types(document: Mapping[str, Any]) -> set[object]:

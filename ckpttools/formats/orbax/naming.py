@@ -58,14 +58,14 @@ class Neighbors:
         self._check_name()
         names = tree_names(self._steps[-1])
         if not names:
-            raise self._refused(
+            raise self._usage_error(
                 "the steps of this run are items themselves, as StandardCheckpointer writes them",
                 f"save this one as an item, too: {option('level', 'item')}",
             )
         if declared or as_read in names:
             return declared or as_read or ITEM
         if len(names) > 1:
-            raise self._refused(
+            raise self._usage_error(
                 f"the steps of this run have several items: {', '.join(names)}",
                 f"choose the item to write: {option('item', names[0])}",
             )
@@ -80,12 +80,12 @@ class Neighbors:
         own = Step(self.destination)
         if own.number is None or not self._steps or not tree_names(self._steps[-1]):
             return
-        raise self._refused(
+        raise self._usage_error(
             f"the other steps of this run have named items: {', '.join(self._latest)}",
             f"save it as a step: {option('level', 'step')}",
         )
 
-    def why_unlisted(self, item: str) -> str | None:
+    def unlisted_reason(self, item: str) -> str | None:
         """Return why a manager will not find the step or its item by name; None if it will."""
         if not self._steps:
             if Step(self.destination).number is not None:
@@ -103,21 +103,21 @@ class Neighbors:
         return tree_names(self._steps[-1])
 
     def _check_name(self) -> None:
-        if is_alike(self.destination.name, self._steps):
+        if is_listed_with(self.destination.name, self._steps):
             return
         latest = self._steps[-1].path.name
-        raise self._refused(
+        raise self._usage_error(
             f"a CheckpointManager that lists {latest} does not list a step named {self.destination.name}",
             "name it like the other steps, with a number, or write it outside of the run",
         )
 
-    def _refused(self, what: str, hint: str) -> UsageError:
-        return UsageError(what, location=self.destination, hint=hint)
+    def _usage_error(self, message: str, hint: str) -> UsageError:
+        return UsageError(message, location=self.destination, hint=hint)
 
 
 def is_finished(step: Step) -> bool:
     """Return whether a step has a tree and its save finished."""
-    return bool(step.items) and step.why_unfinished is None
+    return bool(step.items) and step.unfinished_reason is None
 
 
 def tree_names(step: Step) -> tuple[str, ...]:
@@ -125,7 +125,7 @@ def tree_names(step: Step) -> tuple[str, ...]:
     return tuple(item.name for item in step.items if item.name is not None)
 
 
-def is_alike(name: str, steps: Sequence[Step]) -> bool:
+def is_listed_with(name: str, steps: Sequence[Step]) -> bool:
     """Return whether a manager that lists these steps would also list this name."""
     own = Step(steps[0].path.with_name(name))
     if own.number is None or own.prefix != steps[0].prefix:
@@ -141,7 +141,7 @@ def _is_padded(digits: str) -> bool:
     return len(digits) > 1 and digits.startswith("0")
 
 
-def named_apart(steps: Sequence[Step]) -> Mapping[tuple[str, ...], Sequence[Step]]:
+def group_by_tree_name(steps: Sequence[Step]) -> Mapping[tuple[str, ...], Sequence[Step]]:
     """Group steps by the names of their trees; return an empty mapping if all steps share a name."""
     result: dict[tuple[str, ...], list[Step]] = {}
     for step in steps:

@@ -18,7 +18,7 @@ MANIFEST = "manifest.ocdbt"
 MANIFEST_MAGIC, NODE_MAGIC = bytes.fromhex("0cdb3a2a"), bytes.fromhex("0cdb20de")
 crc32c: Callable[[bytes], int] = google_crc32c.value
 HEADER = struct.Struct("<4sQ")
-LEAST_FRAME = HEADER.size + 2 + 4
+MIN_FRAME_BYTES = HEADER.size + 2 + 4
 
 # Orbax's settings (maximum sizes of inline values and decoded nodes, log2 of the version tree's arity), but
 # without compression, which Orbax uses.
@@ -30,7 +30,7 @@ MISSING = (1 << 64) - 1  # The offset and length of a root if there is no tree.
 # Memory limit of an index: the larger of the first number of bytes and the second number times its stored
 # size. In a measurement with 200 arrays of 200,000 chunks, each chunk takes 3 bytes on disk and 363 bytes in
 # memory; 337 of these are counted.
-MAX_INDEX_BYTES, MOST_EXPANDED = 256 << 20, 256
+MAX_INDEX_BYTES, MAX_EXPANDED = 256 << 20, 256
 
 
 @dataclass(frozen=True, slots=True)

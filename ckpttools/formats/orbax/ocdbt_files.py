@@ -17,16 +17,16 @@ from ckpttools.core.message_terms import option
 from ckpttools.formats.orbax.ocdbt import (
     CONFIG,
     HEADER,
-    LEAST_FRAME,
     MANIFEST,
     MANIFEST_MAGIC,
     MAX_END,
+    MAX_EXPANDED,
     MAX_INDEX_BYTES,
     MAX_INLINE_VALUE,
     MAX_KEY,
     MAX_NODE_ENTRIES,
+    MIN_FRAME_BYTES,
     MISSING,
-    MOST_EXPANDED,
     NODE_MAGIC,
     Entry,
     Extent,
@@ -37,7 +37,7 @@ from ckpttools.formats.orbax.ocdbt import (
 )
 
 _STRING_BYTES = 256  # In addition to its characters: objects and a map entry.
-_DECOMPRESSED_AT_ONCE = 1 << 20
+_DECOMPRESS_BYTES = 1 << 20
 _DAMAGED = "the file is damaged or is incomplete; restore it from another copy"
 
 Fetch = Callable[[str, int, int | None], bytes]
@@ -111,10 +111,10 @@ class _Body:
             return list(chunk)
         return [self.varint() for _ in range(count)]
 
-    def known(self, what: str, number: int, names: Sequence[str]) -> int:
+    def known(self, subject: str, number: int, names: Sequence[str]) -> int:
         if number >= len(names):
             expected = " or ".join(f"{index} ({name})" for index, name in enumerate(names))
-            self.fail(f"unknown {what}", number, expected)
+            self.fail(f"unknown {subject}", number, expected)
         return number
 
 
@@ -137,11 +137,11 @@ class _NodeReader:
         method = frame.known("compression", frame.varint(), ["none", "zstd"])
         body = data[frame.position : -4]
         frame.charge(len(body))
-        return _Body(_decompressed(frame, body) if method else body, location, self._charge)
+        return _Body(_decompress(frame, body) if method else body, location, self._charge)
 
     def _charge(self, body: _Body, nbytes: int) -> None:
         self._taken += nbytes
-        limit = max(self._max_bytes, MOST_EXPANDED * self._stored)
+        limit = max(self._max_bytes, MAX_EXPANDED * self._stored)
         if self._taken > limit:
             got, expected = f"more than {limit} bytes out of {self._stored}", f"at most {limit} bytes"
             larger = f"a larger {option('max_index_bytes')} than {self._max_bytes}"
@@ -179,13 +179,13 @@ class _NodeReader:
         ranges[location:location] = [start, end]
 
 
-def _decompressed(frame: _Body, data: bytes) -> bytes:
+def _decompress(frame: _Body, data: bytes) -> bytes:
     """Return the content of a zstd frame, after accounting for its memory."""
     import zstandard
 
     reader, parts = zstandard.ZstdDecompressor().stream_reader(data), []
     try:
-        while part := reader.read(_DECOMPRESSED_AT_ONCE):
+        while part := reader.read(_DECOMPRESS_BYTES):
             frame.charge(len(part))
             parts.append(part)
     except zstandard.ZstdError as error:
@@ -198,7 +198,7 @@ def _check(frame: _Body, magic: bytes) -> None:
     if not magic.startswith(start):
         kind = "manifest" if magic == MANIFEST_MAGIC else "B+tree node"
         frame.fail(f"this is not an OCDBT {kind}", f"magic {start.hex()}", f"magic {magic.hex()}")
-    length = HEADER.unpack_from(frame.data)[1] if got >= LEAST_FRAME else LEAST_FRAME
+    length = HEADER.unpack_from(frame.data)[1] if got >= MIN_FRAME_BYTES else MIN_FRAME_BYTES
     if got != length:
         what = "is truncated" if got < length else "is longer than its header declares"
         frame.fail(f"the data {what}", f"{got} bytes", f"{length} bytes")
@@ -404,7 +404,7 @@ def _common(a: bytes, b: bytes) -> int:
 
 
 def _frame(magic: bytes, body: bytes) -> bytes:
-    data = HEADER.pack(magic, LEAST_FRAME + len(body)) + b"\0\0" + body
+    data = HEADER.pack(magic, MIN_FRAME_BYTES + len(body)) + b"\0\0" + body
     return data + crc32c(data).to_bytes(4, "little")
 
 

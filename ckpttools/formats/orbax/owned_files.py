@@ -21,15 +21,15 @@ from ckpttools.formats.orbax.metadata import (
 )
 from ckpttools.formats.orbax.ocdbt import MANIFEST, Extent
 from ckpttools.formats.orbax.write import DATA_DIRECTORY
-from ckpttools.formats.safetensors.owned_files import files_of_others
+from ckpttools.formats.safetensors.owned_files import foreign_files
 from ckpttools.formats.zarr import owned_files as zarr
 from ckpttools.stores.base import DirEntry
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 
 _DIRECTORIES = (DATA_DIRECTORY, PROCESSES, ARRAYS_DIRECTORY)
-_OF_A_STEP = {CHECKPOINT_FILE, COMMIT_FILE}
-_OF_AN_ITEM = {TREE_FILE, STRINGS_FILE, SHARDING_FILE, *_OF_A_STEP}
+_STEP_FILES = {CHECKPOINT_FILE, COMMIT_FILE}
+_ITEM_FILES = {TREE_FILE, STRINGS_FILE, SHARDING_FILE, *_STEP_FILES}
 # Files that are in no index: per-process data that has been merged, and nodes of older versions.
 _FILE = re.compile(r"(ocdbt\.process_[^/]+/)?(manifest\.ocdbt|d/[0-9a-f]{32})|array_metadatas/process_\d+")
 _DIRECTORY = re.compile(r"(ocdbt\.process_[^/]+/)?d|ocdbt\.process_[^/]+|array_metadatas")
@@ -61,7 +61,7 @@ def unowned_files(directory: Location, tree: Tree, level: str = "run") -> Iterat
     if level != "item":
         below = "".join(f"{part}/" for part in parts[:-1])
         for entry in item.parent.entries():
-            if entry.name != item.name and (entry.is_dir or entry.name not in _OF_A_STEP):
+            if entry.name != item.name and (entry.is_dir or entry.name not in _STEP_FILES):
                 yield f"{below}{entry.name}"
     prefix = "".join(f"{part}/" for part in parts)
     yield from (f"{prefix}{entry}" for entry in find_unowned_in_item(item, tree))
@@ -70,11 +70,11 @@ def unowned_files(directory: Location, tree: Tree, level: str = "run") -> Iterat
 def find_unowned_in_item(item: Location, tree: Tree) -> Iterator[str]:
     """Yield files in an item's directory that do not belong to the item; errors as for `unowned_files`."""
     entries = entries_of(item)
-    own = _named(entries) if entries.manifests else zarr.own_files(entries, map(dotted, tree.arrays))
+    own = _index_files(entries) if entries.manifests else zarr.own_files(entries, map(dotted, tree.arrays))
     for entry in item.entries():
         if entry.name == SIDECARS and entry.is_own_dir:
-            yield from (f"{SIDECARS}/{other}" for other in files_of_others(item / SIDECARS))
-        elif entry.name in _OF_AN_ITEM and not entry.is_dir:
+            yield from (f"{SIDECARS}/{other}" for other in foreign_files(item / SIDECARS))
+        elif entry.name in _ITEM_FILES and not entry.is_dir:
             continue
         else:
             inner = (item / entry.name).below() if entry.is_own_dir else ()
@@ -91,7 +91,7 @@ def _is_written(name: str, entry: DirEntry) -> bool:
     return (_DIRECTORY if entry.is_dir else _FILE).fullmatch(name) is not None
 
 
-def _named(entries: Entries) -> zarr.OwnFiles:
+def _index_files(entries: Entries) -> zarr.OwnFiles:
     """Return the manifests, nodes and data files of an index."""
     values = (item for item in entries.all.values() if isinstance(item, Extent))
     return zarr.OwnFiles({*entries.manifests, *(node.file for node in (*entries.nodes, *values))})

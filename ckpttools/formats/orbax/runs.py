@@ -26,7 +26,7 @@ from ckpttools.core.errors import (
 from ckpttools.core.message_terms import action
 from ckpttools.core.text import first_and_last, natural_key, sample_names
 from ckpttools.formats.base import NOT_A_DIRECTORY, OtherSteps
-from ckpttools.formats.interrupted import begun_in, next_step
+from ckpttools.formats.interrupted import find_interrupted_copy, next_step
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.orbax.hosts import hosts_at
 from ckpttools.formats.orbax.index import processes_of
@@ -50,7 +50,7 @@ class DamagedStepError(FormatError):
     """The latest step with a completely saved tree cannot be read."""
 
 
-def why_not(path: Location) -> str | None:
+def mismatch_reason(path: Location) -> str | None:
     """Return None if a path has an Orbax pytree or a part of one; otherwise return what is missing.
 
     Raises:
@@ -91,10 +91,10 @@ def find_items(place: OrbaxItem | Step | OrbaxRun, step: int | None) -> tuple[Or
             return (item,)
         case Step() as named:
             result = _items(named)
-            _require_finished(named, named.why_unfinished)
+            _require_finished(named, named.unfinished_reason)
             return result
         case run:
-            return _in_run(run, step)
+            return _items_of_step(run, step)
 
 
 def steps_around(tree: Tree) -> OtherSteps:
@@ -113,10 +113,10 @@ def steps_around(tree: Tree) -> OtherSteps:
     is_one = bool(tree.metadata.items) or is_item(location)
     if tree.metadata.format != "orbax" or step.number is None or not is_one:
         return OtherSteps({}, {})
-    beside = sorted(directories(step.path.parent), key=lambda location: natural_key(location.name))
-    for item in map(Step, beside):
-        if _may_be_later(item, step) and not item.others and item.why_unfinished:
-            (damaged if item.is_damaged else unfinished)[item.path.name] = item.why_unfinished
+    siblings = sorted(directories(step.path.parent), key=lambda location: natural_key(location.name))
+    for item in map(Step, siblings):
+        if _may_be_later(item, step) and not item.others and item.unfinished_reason:
+            (damaged if item.is_damaged else unfinished)[item.path.name] = item.unfinished_reason
     return OtherSteps(unfinished, damaged)
 
 
@@ -159,30 +159,30 @@ def _unfinished_error(step: Step, location: Location, reason: str) -> FormatErro
     hint = f"{instead}{action('doctor', str(step.path))} shows details"
     if step.items and not any(step.faults(step.items)):
         hint = f"open what is left by its own path: {quote(str(step.items[0].directory))}"
-    what = "damaged" if step.is_damaged else "an unfinished save"
+    state = "damaged" if step.is_damaged else "an unfinished save"
     return FormatError(
-        f"{subject} has {reason}" if is_finished else f"{subject} is {what}: {reason}",
+        f"{subject} has {reason}" if is_finished else f"{subject} is {state}: {reason}",
         location=location,
         hint=hint,
     )
 
 
-def _in_run(run: OrbaxRun, step: int | None) -> tuple[OrbaxItem, ...]:
+def _items_of_step(run: OrbaxRun, step: int | None) -> tuple[OrbaxItem, ...]:
     if step is not None:
         return _items(_finished_step(run, step))
     reasons: dict[int, str] = {}
     for number, item in sorted(run.steps.items(), reverse=True):
-        if item.why_unfinished is None:
+        if item.unfinished_reason is None:
             later = [other for at, other in run.steps.items() if at > number]
             remains = remains_after(item)
             _refuse_legacy(remains)
             _warn_of_later_steps(item, [*later, *remains])
             _warn_if_unlisted(item)
             return _items(item)
-        reasons[number] = item.why_unfinished
+        reasons[number] = item.unfinished_reason
     lines = [f"step {number}: {reason}" for number, reason in sorted(reasons.items())]
     damaged = any(item.is_damaged for item in run.steps.values())
-    left = begun_in(run.path)
+    left = find_interrupted_copy(run.path)
     raise FormatError(
         f"no step is {'complete' if damaged else 'a finished save'}" + listing(lines),
         location=run.path,
@@ -214,7 +214,7 @@ def _warn_of_later_steps(opened: Step, later: Collection[Step]) -> None:
     """
     ordered = sorted(later, key=lambda step: (step.number or 0, step.path.name))
     above = opened.path.parent
-    reasons = {step: f"step {step.number}: {step.why_unfinished}" for step in ordered}
+    reasons = {step: f"step {step.number}: {step.unfinished_reason}" for step in ordered}
     damaged = [reason for step, reason in reasons.items() if step.is_damaged]
     if damaged:
         raise DamagedStepError(
@@ -246,7 +246,7 @@ def _warn_if_unlisted(opened: Step) -> None:
 def _items(step: Step) -> tuple[OrbaxItem, ...]:
     """Return the items of a step; raises FormatError if it has none."""
     if not step.items:
-        raise _unfinished_error(step, step.path, step.why_unfinished or f"no {TREE_FILE}")
+        raise _unfinished_error(step, step.path, step.unfinished_reason or f"no {TREE_FILE}")
     return step.items
 
 
@@ -262,8 +262,8 @@ def _finished_step(run: OrbaxRun, number: int) -> Step:
             location=run.path,
             expected=f"one of {first_and_last(sorted(run.steps))}",
         )
-    if step.why_unfinished:
-        raise _unfinished_error(step, run.path, step.why_unfinished)
+    if step.unfinished_reason:
+        raise _unfinished_error(step, run.path, step.unfinished_reason)
     return step
 
 
@@ -298,12 +298,12 @@ def open_items(items: Sequence[OrbaxItem], opened: Callable[[OrbaxItem], Tree], 
     documents = {item: read_json(item.directory / TREE_FILE) for item in unknown}
     models = [item for item in unknown if holds_arrays(documents[item])]
     if len(models) == 1:
-        _warn_of_others(step, items, models)
+        _warn_about_other_items(step, items, models)
         return opened(models[0])
     # Numbers in other items may be part of the training state, such as a position in the data.
     parts = [item for item in unknown if holds_data(documents[item])]
     if len(parts) == 2 and len([item for item in parts if item.directory.name in _OPTIMIZERS]) == 1:
-        _warn_of_others(step, items, parts)
+        _warn_about_other_items(step, items, parts)
         return _as_one_tree(step, parts, opened)
     raise several_items_error(step.path, [item.directory.name for item in items])
 
@@ -339,11 +339,11 @@ def one_item(tree: Tree, name: str) -> Tree:
     )
 
 
-def _warn_of_others(step: Step, items: Sequence[OrbaxItem], chosen: Sequence[OrbaxItem]) -> None:
+def _warn_about_other_items(step: Step, items: Sequence[OrbaxItem], opened: Sequence[OrbaxItem]) -> None:
     """Warn that a step has more items than the opened ones."""
-    if others := [item.directory.name for item in items if item not in chosen]:
-        names = " and ".join(item.directory.name for item in chosen)
-        verb = "is" if len(chosen) == 1 else "are"
+    if others := [item.directory.name for item in items if item not in opened]:
+        names = " and ".join(item.directory.name for item in opened)
+        verb = "is" if len(opened) == 1 else "are"
         warn_step(
             f"{names} of {step.path} {verb} opened; open {sample_names(others)} next to it with "
             f"{step.path}/NAME",
@@ -353,15 +353,19 @@ def _warn_of_others(step: Step, items: Sequence[OrbaxItem], chosen: Sequence[Orb
 
 def _as_one_tree(step: Step, items: Sequence[OrbaxItem], opened: Callable[[OrbaxItem], Tree]) -> Tree:
     trees = {item.directory.name: opened(item) for item in items}
-    each = {name: tree.metadata for name, tree in trees.items()}
+    metadata_by_item = {name: tree.metadata for name, tree in trees.items()}
     metadata = Metadata(
-        format=next(iter(each.values())).format,
+        format=next(iter(metadata_by_item.values())).format,
         step=step.number,
         items=tuple(trees),
-        custom=next((of.custom for of in each.values() if of.custom), {}),
-        config=next((of.config for of in each.values() if of.config is not None), None),
-        scalars=frozenset((name, *path) for name, of in each.items() for path in of.scalars),
-        key_impls={(name, *path): impl for name, of in each.items() for path, impl in of.key_impls.items()},
+        custom=next((of.custom for of in metadata_by_item.values() if of.custom), {}),
+        config=next((of.config for of in metadata_by_item.values() if of.config is not None), None),
+        scalars=frozenset((name, *path) for name, of in metadata_by_item.items() for path in of.scalars),
+        key_impls={
+            (name, *path): impl
+            for name, of in metadata_by_item.items()
+            for path, impl in of.key_impls.items()
+        },
         location=str(step.path),
     )
     leaves = {(name, *path): leaf for name, tree in trees.items() for path, leaf in tree.items()}

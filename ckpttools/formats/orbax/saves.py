@@ -54,13 +54,13 @@ T = TypeVar("T")
 # All hosts start a save at the same time, except for clock differences and hosts that are a step behind. A
 # restarted job needs longer than the first limit to reach the same step again. Up to the second limit, shares
 # belong to one save if they have values in common, which are compared before use.
-TOGETHER_SECONDS = 60.0
+MAX_SAVE_SPREAD_SECONDS = 60.0
 _WITH_EVIDENCE_SECONDS = 600.0
 # Values up to this size may be a single number that is equal in all runs.
 _COUNTER = 16
 # Maximum number of missing cells that are listed for an array; a damaged shape may imply more missing cells
 # than the file has bytes.
-_MOST_CELLS = 1 << 20
+_MAX_CELLS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,21 +149,21 @@ class Save:
     @cached_property
     def missing(self) -> tuple[MissingCells, ...]:
         """The missing cells; empty if the save is complete."""
-        return tuple(item for item in self._looked_through() if item is not None)
+        return tuple(item for item in self._iter_missing() if item is not None)
 
-    def _looked_through(self) -> Iterator[MissingCells | None]:
-        there = self.owners
+    def _iter_missing(self) -> Iterator[MissingCells | None]:
+        owners = self.owners
         for path, (prefix, document) in self.arrays.items():
             if document is None:
                 yield MissingCells(path, (), 0, 0)
                 continue
             keys, chunks = document.keys, prod(document.grid)
-            if chunks > len(there) + _MOST_CELLS:
-                present = sum(key.startswith(prefix) for key in there) - 1
+            if chunks > len(owners) + _MAX_CELLS:
+                present = sum(key.startswith(prefix) for key in owners) - 1
                 yield MissingCells(path, (), chunks, chunks - present)
                 continue
             indices = grid_indices(document.shape, document.chunk)
-            cells = tuple(cell for cell in indices if prefix + keys.key(cell) not in there)
+            cells = tuple(cell for cell in indices if prefix + keys.key(cell) not in owners)
             yield MissingCells(path, cells, chunks, len(cells)) if cells else None
 
     @cached_property
@@ -178,7 +178,7 @@ class Save:
         """Whether the save has all chunks."""
         return not self.missing
 
-    def preferring(self, hosts: Sequence[Location]) -> Save:
+    def prefer_hosts(self, hosts: Sequence[Location]) -> Save:
         """Return a copy that prefers these hosts, in order, for values in several shares."""
         order = {host.resolve(): number for number, host in enumerate(hosts)}
         ranked = sorted(self.shares, key=lambda share: order.get(share.host.resolve(), len(order)))
@@ -209,14 +209,16 @@ def saves_of(shares: Sequence[HostShare]) -> list[Save]:
 def _belongs(share: HostShare, group: Sequence[HostShare]) -> bool:
     """Return whether a share belongs to the same save as the shares of a group."""
     first = group[0]
-    if share.number != first.number or not _are_together(share, group):
+    if share.number != first.number or not _may_belong_together(share, group):
         return False
     if not (
         _may_be(share.job, [item.job for item in group]) and _may_be(share.mesh, [s.mesh for s in group])
     ):
         return False
-    ours, theirs = share.document, first.document
-    if ours is not theirs and ours.get("tree_metadata") != theirs.get("tree_metadata"):
+    document, first_document = share.document, first.document
+    if document is not first_document and document.get("tree_metadata") != first_document.get(
+        "tree_metadata"
+    ):
         return False
     return all(_documents_agree(share, item) for item in (first, group[-1]))
 
@@ -227,13 +229,13 @@ def _may_be(declared: T, others: Sequence[T]) -> bool:
     return not declared or known is None or declared == known
 
 
-def _are_together(share: HostShare, group: Sequence[HostShare]) -> bool:
+def _may_belong_together(share: HostShare, group: Sequence[HostShare]) -> bool:
     """Return whether a share may belong to a save whose other shares started earlier, judged by time."""
-    began = [item.began for item in group if item.began is not None]
-    apart = 0.0 if share.began is None or not began else share.began - min(began)
-    if apart <= TOGETHER_SECONDS:
+    start_times = [item.began for item in group if item.began is not None]
+    delay = 0.0 if share.began is None or not start_times else share.began - min(start_times)
+    if delay <= MAX_SAVE_SPREAD_SECONDS:
         return True
-    return apart <= _WITH_EVIDENCE_SECONDS and any(_have_common(share, item) for item in group)
+    return delay <= _WITH_EVIDENCE_SECONDS and any(_have_common(share, item) for item in group)
 
 
 def _have_common(share: HostShare, other: HostShare) -> bool:
@@ -247,9 +249,13 @@ def has_numbers(key: str, entry: Entry) -> bool:
 
 def _documents_agree(share: HostShare, other: HostShare) -> bool:
     """Return whether the common arrays of two shares agree in shape, dtype, grid and codecs."""
-    ours, theirs = share.entries, other.entries
-    both = (key for key in ours if key.endswith(DOCUMENTS) and key in theirs and ours[key] != theirs[key])
-    return all(share.index.read(ours[key]) == other.index.read(theirs[key]) for key in both)
+    entries, other_entries = share.entries, other.entries
+    both = (
+        key
+        for key in entries
+        if key.endswith(DOCUMENTS) and key in other_entries and entries[key] != other_entries[key]
+    )
+    return all(share.index.read(entries[key]) == other.index.read(other_entries[key]) for key in both)
 
 
 def newest_complete(saves: Sequence[Save], step: int | None = None) -> Save | None:
@@ -262,12 +268,15 @@ _RESTORE = re.compile(r"(?P<job>.+)-s(?P<step>[0-9]+)-n[0-9]+-w[0-9]+\.restore")
 # Input file of the multi-tier checkpointing agent, in the directory of a host.
 _AGENT, _JOB = "replicator.yaml", re.compile(rb"^\s*job-name\s*:\s*(\S+)", re.MULTILINE)
 _LARGEST_AGENT = 1 << 20
-OF_PROCESSES = ("process_metadata/global_process_metadata.json", "process_metadata/mesh_metadata.json")
+PROCESS_METADATA_FILES = (
+    "process_metadata/global_process_metadata.json",
+    "process_metadata/mesh_metadata.json",
+)
 """Records the devices of each process of the job and their order in the mesh; the same on all hosts."""
 # Managers' names for the tree. If a step has only one tree, its name does not matter.
 _ITEMS = ("state", "default", "items")
 # On GPUs, a host has a directory per process; a parent directory of hosts adds another level.
-_DEEPEST = 3
+_MAX_DEPTH = 3
 _BESIDE = frozenset((TREE_FILE, SHARDING_FILE, COMMIT_FILE, ARRAYS_DIRECTORY))
 
 
@@ -310,7 +319,7 @@ class HostShare:
     @cached_property
     def mesh(self) -> tuple[bytes, ...]:
         """JSON records of the job's processes and their devices; empty if not recorded."""
-        files = [self.step.path / name for name in OF_PROCESSES]
+        files = [self.step.path / name for name in PROCESS_METADATA_FILES]
         result = tuple(file.read_bytes() for file in files if file.is_file())
         try:
             is_known = len(result) == len(files) and all(
@@ -391,28 +400,28 @@ def shares_of(location: Location, max_index_bytes: int = MAX_INDEX_BYTES) -> lis
     if step.number is not None and step.is_one:
         host = location.absolute().parent
         return list(_share(host, step.number, step, max_index_bytes, _job_of(host)))
-    return list(_below(location, _DEEPEST, max_index_bytes))
+    return list(_below(location, _MAX_DEPTH, max_index_bytes))
 
 
 def _below(location: Location, deepest: int, limit: int) -> Iterator[HostShare]:
-    own = list(_of_host(location, location, limit))
+    own = list(_host_shares(location, location, limit))
     yield from own
     if not own and deepest:
         for directory in directories(location):
             yield from _below(directory, deepest - 1, limit)
 
 
-def _of_host(host: Location, directory: Location, limit: int) -> Iterator[HostShare]:
+def _host_shares(host: Location, directory: Location, limit: int) -> Iterator[HostShare]:
     """Yield the shares directly below a directory, and those that were fetched from peers."""
-    told = _job_of(directory)
+    job = _job_of(directory)
     for location in directories(directory):
         match = _RESTORE.fullmatch(location.name)
         step = Step(location)
         number = int(match["step"]) if match else step.number
         if number is not None and not step.is_in_progress:
-            yield from _share(host, number, step, limit, match["job"] if match else told)
+            yield from _share(host, number, step, limit, match["job"] if match else job)
         elif location.name == FETCHED:
-            yield from _of_host(host / FETCHED, location, limit)
+            yield from _host_shares(host / FETCHED, location, limit)
 
 
 def _job_of(host: Location) -> str:
@@ -432,7 +441,7 @@ def _share(host: Location, number: int, step: Step, limit: int, job: str) -> Ite
 ITEM = "iter"
 """MaxText's name for the item of iterator states."""
 _HANDLER = "grain._src.python.checkpoint.handler.CheckpointHandler"
-_KEPT_AS = ("data_iter", "iter")
+_ITERATOR_NAMES = ("data_iter", "iter")
 _ALL = "pygrain_states.json"
 
 
@@ -445,7 +454,7 @@ def iterators_of(save: Save) -> OtherItem | None:
     """
     result: dict[str, bytes] = {}
     for share in save.shares:
-        for name in _KEPT_AS:
+        for name in _ITERATOR_NAMES:
             for file, content in _states(share.step.path / name):
                 if result.setdefault(file, content) != content:
                     raise FormatError(

@@ -69,11 +69,11 @@ def _shardings(document: Mapping[str, str]) -> Iterator[tuple[str, Sharding]]:
     known: dict[str, Sharding] = {}
     for name, text in document.items():
         if text not in known:
-            known[text] = _parsed(parse_json(text))
+            known[text] = _parse(parse_json(text))
         yield base64.urlsafe_b64decode(name).decode(), known[text]
 
 
-def _parsed(document: Mapping[str, Any]) -> Sharding:
+def _parse(document: Mapping[str, Any]) -> Sharding:
     names, lengths = document.get("axis_names", ()), document.get("shape", ())
     return Sharding(
         document["sharding_type"],
@@ -89,11 +89,11 @@ def _devices(mesh: Mapping[str, Any] | None) -> tuple[int, ...] | None:
     entries: list[Any] = [mesh.get("mesh")] if mesh else []
     ids: list[int] = []
     while entries:
-        each = entries.pop()
-        if isinstance(each, list):
-            entries += reversed(each)
-        elif isinstance(each, dict):
-            ids.append(int(each["id"]))
+        entry = entries.pop()
+        if isinstance(entry, list):
+            entries += reversed(entry)
+        elif isinstance(entry, dict):
+            ids.append(int(entry["id"]))
     return tuple(ids) if ids != sorted(ids) else None
 
 
@@ -134,7 +134,7 @@ def expected_hosts(save: Save) -> tuple[ExpectedHost, ...] | None:
         return None  # The mesh only improves messages; completeness does not depend on it.
     if holders.keys() != {(item.path, cell) for item in save.missing for cell in item.cells}:
         return None
-    return tuple(_covering(holders))
+    return tuple(_covering_hosts(holders))
 
 
 @dataclass(frozen=True)
@@ -185,16 +185,20 @@ def _cells(sharding: Sharding, processes: Sequence[int], rank: int) -> dict[Shap
     return result
 
 
-def _covering(holders: Mapping[tuple[Path, Shape], frozenset[int]]) -> Iterator[ExpectedHost]:
+def _covering_hosts(holders: Mapping[tuple[Path, Shape], frozenset[int]]) -> Iterator[ExpectedHost]:
     """Yield hosts that together have all chunks, starting with those that have the most."""
     left = dict(holders)
     while left:
-        held: dict[int, set[tuple[Path, Shape]]] = {}
+        chunks_by_process: dict[int, set[tuple[Path, Shape]]] = {}
         for chunk, processes in left.items():
             for process in processes:
-                held.setdefault(process, set()).add(chunk)
-        best = max(held, key=lambda process: (len(held[process]), -process))
-        alike = tuple(sorted(process for process, chunks in held.items() if chunks == held[best]))
-        yield ExpectedHost(alike, len(held[best]))
-        for chunk in held[best]:
+                chunks_by_process.setdefault(process, set()).add(chunk)
+        best = max(chunks_by_process, key=lambda process: (len(chunks_by_process[process]), -process))
+        equivalent = tuple(
+            sorted(
+                process for process, chunks in chunks_by_process.items() if chunks == chunks_by_process[best]
+            )
+        )
+        yield ExpectedHost(equivalent, len(chunks_by_process[best]))
+        for chunk in chunks_by_process[best]:
             del left[chunk]

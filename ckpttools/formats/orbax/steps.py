@@ -42,7 +42,7 @@ DELETING = "deleting"
 """Directory below `PRUNE_DIRECTORY` for incomplete steps; in a bucket, for files that name such steps."""
 _TREE_HANDLERS = ("PyTree", "Standard")
 # Common item names, from trainers and examples.
-_USUAL_ITEMS = frozenset(
+_COMMON_ITEMS = frozenset(
     (
         *("items", "default", "state", "train_state", "params", "model", "model_params", "weights", "pytree"),
         *("optimizer", "optimizer_state", "opt_state", "opt", "optim", "ema", "ema_params", "batch_stats"),
@@ -222,16 +222,16 @@ class Step:
         return () if self.items else self.declared.others
 
     @cached_property
-    def why_unfinished(self) -> str | None:
+    def unfinished_reason(self) -> str | None:
         """Why the step is not a finished save; None if it is.
 
         Raises:
             StorageError: The step cannot be accessed, so its state is unknown.
         """
-        there = {item.directory.name for item in self.items}
+        item_names = {item.directory.name for item in self.items}
         if self.is_being_deleted:
             return ", ".join(self.faults(self.items))
-        lost = [name for name in self.declared.trees if self.items and name not in there]
+        lost = [name for name in self.declared.trees if self.items and name not in item_names]
         reasons = [*self.faults(self.items), *(f"no {TREE_FILE} in {name}" for name in lost)]
         return ", ".join(reasons) or None
 
@@ -293,9 +293,9 @@ def has_new_files(step: Location, marker: Location) -> bool:
     content = marker.read_bytes()
     if content:
         return not _file_digests(step) <= {*json.loads(content)}
-    begun = marker.stat().modified
+    start_time = marker.stat().modified
     times = [result.modified for _, result in step.walk()] if step.is_dir() else []
-    return begun is not None and any(time is not None and time > begun for time in times)
+    return start_time is not None and any(time is not None and time > start_time for time in times)
 
 
 def _file_digests(step: Location) -> set[str]:
@@ -330,11 +330,11 @@ class OrbaxRun:
             if step.number is not None and step.is_one:
                 named.setdefault(step.prefix, {})[step.number] = step
         if "" in named or len(named) == 1:
-            chosen = named.get("") or next(iter(named.values()))
+            numbered = named.get("") or next(iter(named.values()))
         else:
             usual = [steps for prefix, steps in named.items() if _STEP_PREFIX.fullmatch(prefix)]
-            chosen = max(usual, key=len, default={})
-        return dict(sorted(chosen.items()))
+            numbered = max(usual, key=len, default={})
+        return dict(sorted(numbered.items()))
 
 
 def orbax_at(path: Location) -> OrbaxItem | Step | OrbaxRun:
@@ -351,11 +351,11 @@ def orbax_at(path: Location) -> OrbaxItem | Step | OrbaxRun:
 
 def _run(path: Location) -> OrbaxRun:
     """Return the run at a path; MaxText stores its steps one level below."""
-    here, below = OrbaxRun(path), OrbaxRun(path / "checkpoints")
-    if not below.path.is_dir() or any(not step.prefix for step in here.steps.values()):
-        return here
+    run, below = OrbaxRun(path), OrbaxRun(path / "checkpoints")
+    if not below.path.is_dir() or any(not step.prefix for step in run.steps.values()):
+        return run
     # A backup next to `checkpoints` does not belong to the run.
-    return below if below.steps or not here.steps else here
+    return below if below.steps or not run.steps else run
 
 
 def step_of(item: Location) -> Step:
@@ -369,8 +369,8 @@ def is_item(path: Location) -> bool:
 
 def is_left_of_item(names: Collection[str]) -> bool:
     """Return whether a directory with these entries is an item or the remains of one."""
-    kept = {TREE_FILE, SHARDING_FILE, MANIFEST}
-    return not kept.isdisjoint(names) or any(fnmatchcase(name, PROCESSES) for name in names)
+    item_files = {TREE_FILE, SHARDING_FILE, MANIFEST}
+    return not item_files.isdisjoint(names) or any(fnmatchcase(name, PROCESSES) for name in names)
 
 
 def is_bare(path: Location) -> bool:
@@ -399,7 +399,7 @@ def _are_independent(items: Collection[Location]) -> bool:
     Each item has its own metadata if `Checkpointer.save` wrote it. Old versions of Orbax wrote no metadata,
     not even in steps; names decide then.
     """
-    usual = [item for item in items if item.name in _USUAL_ITEMS]
+    usual = [item for item in items if item.name in _COMMON_ITEMS]
     return len(usual) < len(items) if all(map(has_metadata, items)) else not usual
 
 
@@ -426,7 +426,7 @@ def unfinished_reason(step: Step, *, is_asked: bool = True) -> str | None:
     if is_asked and (find_unfinished(step.path) or read_unfinished(step.path)):
         return "a conversion is being written to it"
     if step.is_being_deleted:
-        return step.why_unfinished
+        return step.unfinished_reason
     # Orbax versions that do not record a commit time wrote this file last.
     declared = step.declared.fields.get("commit_timestamp_nsecs")
     if step.path.store.streams and declared is None and not (step.path / COMMIT_FILE).is_file():
@@ -434,7 +434,7 @@ def unfinished_reason(step: Step, *, is_asked: bool = True) -> str | None:
     if step.others:
         faults = [fault for fault in step.faults(()) if not fault.startswith("no tree")]
         return ", ".join(faults) or None
-    return step.why_unfinished
+    return step.unfinished_reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,8 +130,8 @@ class OrbaxWriter:
             itemsize = array.dtype.itemsize
             given = self.chunks.shape(path, array.shape) if self.chunks else None
             chunk = given or chunk_shape(array.shape, itemsize, array.stacked_axes, largest)
-            home = self._home(base, path) or files.home(array.shape, chunk, itemsize)
-            placements[path] = Placement(array.shape, itemsize, chunk, home, self.compression)
+            destination = self._chunk_destination(base, path) or files.home(array.shape, chunk, itemsize)
+            placements[path] = Placement(array.shape, itemsize, chunk, destination, self.compression)
         sizes = {name: size for name, size in files.sizes.items() if size}
         return Layout(placements, sizes, result.links, result.remarks)
 
@@ -155,11 +155,11 @@ class OrbaxWriter:
         return f"{step}/{self.item}/"
 
     @property
-    def step_said(self) -> int | None:
+    def requested_step(self) -> int | None:
         """See `WritesSteps.step_said`. Conversions of models write step 0."""
         return self.step or None if self.level == "run" else None
 
-    def _home(self, base: str, path: Path) -> ChunkFiles | Appended | None:
+    def _chunk_destination(self, base: str, path: Path) -> ChunkFiles | Appended | None:
         """Return where chunks go if they have no fixed location in a data file, else None."""
         if not self.ocdbt:
             keys = self._chunk_keys
@@ -192,13 +192,13 @@ class OrbaxWriter:
         step = None if self.level == "item" else item.parent
         if step:
             handlers = {name: other.handler for name, other in self.beside.items() if other.handler}
-            self._write_beside(step)
+            self._write_sidecars(step)
             outer = orbax_metadata.checkpoint_document(self.item, tree.metadata.custom, handlers)
             (step / orbax_metadata.CHECKPOINT_FILE).write_bytes(json.dumps(outer).encode())
         for location in (item, step) if step else (item,):
             (location / orbax_metadata.COMMIT_FILE).write_bytes(orbax_metadata.COMMIT_TEXT)
 
-    def _write_beside(self, step: Location) -> None:
+    def _write_sidecars(self, step: Location) -> None:
         for name, other in self.beside.items():
             for file, content in other.files.items():
                 (step / name / file).write_bytes(content)
@@ -210,8 +210,8 @@ class OrbaxWriter:
         for path, array in tree.arrays.items():
             placement = layout.placements[path]
             if self.zarr3:
-                home = placement.home
-                codecs = home.codecs if isinstance(home, Referenced) else written_codecs(codec)
+                destination = placement.home
+                codecs = destination.codecs if isinstance(destination, Referenced) else written_codecs(codec)
                 text = zarr3.encode(array.shape, array.dtype, placement.chunk, codecs)
                 yield _key(path, DOCUMENT), text
             else:
@@ -238,7 +238,7 @@ class OrbaxWriter:
         """Return the contents of the item's JSON files by name."""
         keys = tree.metadata.key_impls.keys() & layout.placements.keys()
         chunks = {path: layout.placements[path].chunk for path in keys}
-        built = {
+        result = {
             orbax_metadata.TREE_FILE: orbax_metadata.tree_document(
                 tree, self.ocdbt, self.zarr3, self.shardings
             ),
@@ -247,7 +247,7 @@ class OrbaxWriter:
             **orbax_metadata.random_key_documents(tree, chunks),
             orbax_metadata.SHARDING_FILE: orbax_metadata.sharding_document(tree, self.shardings, keys),
         }
-        return {name: content for name, content in built.items() if content}
+        return {name: content for name, content in result.items() if content}
 
     def _check(self, tree: Tree) -> None:
         check_paths(tree, dotted, "Orbax")
@@ -263,10 +263,10 @@ class OrbaxWriter:
 
 def _locations(path: Path, placement: Placement, extents: Extents) -> Iterator[tuple[Shape, Range | bytes]]:
     """Yield the grid index of every chunk of an array with its location, or with the chunk itself."""
-    home = placement.home
+    destination = placement.home
     for position, index in enumerate(grid_indices(placement.shape, placement.chunk)):
-        if isinstance(home, Referenced):
-            yield index, home.location(position)
+        if isinstance(destination, Referenced):
+            yield index, destination.location(position)
         else:
             yield index, extents[path, index] if placement.codec else placement.chunk_range(index)
 
@@ -294,7 +294,7 @@ class _FileAllocator:
         """Allocate the location of the next array."""
         array = Placement(shape, itemsize, chunk, DataFile(""))
         if self.target is not None and array.nbytes > self.target:
-            return self._striped(array, self.target)
+            return self._allocate_striped(array, self.target)
         file, start = self._next(array.nbytes)
         self.sizes[file] = start + array.nbytes
         return DataFile(file, start)
@@ -309,15 +309,15 @@ class _FileAllocator:
                 return file, start
         return self._new_name(), 0
 
-    def _striped(self, array: Placement, target: int) -> DataFile:
+    def _allocate_striped(self, array: Placement, target: int) -> DataFile:
         """Place an array in files of its own, each with as many chunks as the target allows."""
         per_file = max(1, target // array.chunk_nbytes)
-        home = DataFile(self._new_name(), 0, per_file)
+        destination = DataFile(self._new_name(), 0, per_file)
         chunks = array.nbytes // array.chunk_nbytes
         for first in range(0, chunks, per_file):
-            file, _ = home.location(first, array.chunk_nbytes)
+            file, _ = destination.location(first, array.chunk_nbytes)
             self.sizes[file] = min(per_file, chunks - first) * array.chunk_nbytes
-        return home
+        return destination
 
     def _new_name(self) -> str:
         self._files += 1
@@ -376,16 +376,16 @@ def _check_names(tree: Tree) -> None:
 def _check_directories(tree: Tree) -> None:
     """Reject names that cannot be directories: without OCDBT, arrays are next to Orbax's own files."""
     names = [dotted(path) for path in tree.arrays if path]
-    wrong = [name for name in names if not is_file_name(name) or _is_taken(name)]
-    if wrong:
+    invalid = [name for name in names if not is_file_name(name) or _is_reserved(name)]
+    if invalid:
         raise FormatError(
-            "without OCDBT these arrays would need invalid directory names:" + listing(wrong),
+            "without OCDBT these arrays would need invalid directory names:" + listing(invalid),
             location=tree.metadata.location or None,
             expected=f"names without '/' and '\\', of at most {LONGEST_NAME} bytes, that are not in use",
             hint=f"write with {option('ocdbt', True)}, or rename them",
         )
 
 
-def _is_taken(name: str) -> bool:
+def _is_reserved(name: str) -> bool:
     """Return whether Orbax or ckpttools uses this name for a file or directory in an item."""
     return name in orbax_metadata.OWN_FILES or name == SIDECARS or fnmatchcase(name, PROCESSES)

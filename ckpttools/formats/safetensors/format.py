@@ -23,10 +23,10 @@ from ckpttools.formats.base import ReadOptions, Target, Writer
 from ckpttools.formats.safetensors.header import SafetensorsHeader, header_length, parse_header
 from ckpttools.formats.safetensors.sharded import (
     ShardFile,
+    complete_tensors,
+    drop_part_entries,
     is_sharded,
-    said_of_ranks,
-    whole_tensors,
-    without_entries,
+    ranks_remark,
 )
 from ckpttools.formats.sidecar_files import (
     CONFIG,
@@ -44,7 +44,7 @@ from ckpttools.stores.location import Location, require_file_error
 
 NAMES = WeightNames(".safetensors", "model.safetensors")
 # Files that may be next to a model's weights but contain none of them.
-_BESIDE = ("adapter_model.safetensors", "carried.safetensors")
+_OTHER_WEIGHT_FILES = ("adapter_model.safetensors", "carried.safetensors")
 HELP = """Write any checkpoint as safetensors: the same arrays under the same names, for any model.
 
 SRC may be a file, an item, a step or a run directory. DST is a directory; it gets model.safetensors, or
@@ -81,10 +81,10 @@ class SafetensorsFormat:
     name: str = "safetensors"
     options: tuple[Option, ...] = (MAX_SHARD, SEPARATOR)
     help: str = HELP
-    looks_for: str = "Git LFS pointers; files with a wrong size or a damaged header"
+    fault_summary: str = "Git LFS pointers; files with a wrong size or a damaged header"
 
-    def why_not(self, path: Location) -> str | None:
-        return NAMES.why_not(path)
+    def mismatch_reason(self, path: Location) -> str | None:
+        return NAMES.mismatch_reason(path)
 
     def open(self, path: Location, options: ReadOptions) -> Tree:
         result = NAMES.find(path)
@@ -113,7 +113,7 @@ class SafetensorsFormat:
     def unowned_files(self, directory: Location, tree: Tree) -> Iterable[str]:
         from ckpttools.formats.safetensors.owned_files import unowned_files
 
-        return unowned_files(directory, NAMES.read_in(directory))
+        return unowned_files(directory, NAMES.series_files(directory))
 
     def faults(self, path: Location, options: ReadOptions) -> Iterable[CheckpointError]:
         return faults(path)
@@ -170,7 +170,7 @@ def _build_tree(path: Location, folder: Location, files: Sequence[ShardFile]) ->
     # A single shard has the metadata of the full tree, so its arrays are opened by name.
     if described is None or NAMES.is_one_of_several(path):
         return tree
-    return flat.restored(tree, described)
+    return flat.restore(tree, described)
 
 
 def _aliases(custom: Mapping[str, str], leaves: Mapping[TreePath, Stored]) -> list[tuple[str, str]]:
@@ -188,7 +188,7 @@ def _note_unread_files(directory: Location, result: WeightsLocation) -> Notes:
     """Return remarks about weight files in a directory that are not read, but that other loaders may read."""
     visible = (entry.name for entry in directory.entries() if not entry.is_dir and entry.name[0] != ".")
     files = (name for name in visible if name.endswith(NAMES.suffix) and name not in result.names)
-    others = sorted(name for name in files if name not in (*_BESIDE, *result.unnamed))
+    others = sorted(name for name in files if name not in (*_OTHER_WEIGHT_FILES, *result.unnamed))
     read = f"the model of {result.index}" if result.index is not None else result.files[0]
     instead = f", not {first_names(others)}" if others else ""
     if result.is_chosen:
@@ -198,9 +198,9 @@ def _note_unread_files(directory: Location, result: WeightsLocation) -> Notes:
 
 def _open_distributed(path: Location, folder: Location, files: Sequence[ShardFile]) -> Tree:
     """Build the tree of a distributed checkpoint, in which each tensor is spread over several files."""
-    leaves: dict[TreePath, Leaf] = {(name,): array for name, array in whole_tensors(path, files).items()}
-    custom = without_entries(dict(chain.from_iterable(file.header.metadata.items() for file in files)))
-    notes, config = Notes(remarks=(said_of_ranks(files),)), sidecar_config(folder)
+    leaves: dict[TreePath, Leaf] = {(name,): array for name, array in complete_tensors(path, files).items()}
+    custom = drop_part_entries(dict(chain.from_iterable(file.header.metadata.items() for file in files)))
+    notes, config = Notes(remarks=(ranks_remark(files),)), sidecar_config(folder)
     return Tree(leaves, Metadata(FORMAT.name, custom=custom, config=config, location=str(path), notes=notes))
 
 

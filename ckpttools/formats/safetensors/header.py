@@ -17,11 +17,11 @@ from typing import Any, NamedTuple, NoReturn, TypeGuard
 from ckpttools.array.lazy import ByteSource
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType, from_safetensors
-from ckpttools.core.errors import FormatError, near_names
+from ckpttools.core.errors import FormatError, similar_names
 from ckpttools.core.message_terms import option
 from ckpttools.core.region import Shape
 from ckpttools.formats.checks import LONGEST_PATH
-from ckpttools.formats.json_file import json_object, without_duplicates
+from ckpttools.formats.json_file import json_object, reject_duplicates
 from ckpttools.formats.lookalikes import refuse_disguise
 
 MAX_HEADER_BYTES = 100_000_000
@@ -30,8 +30,8 @@ _LENGTH_BYTES = 8
 METADATA = "__metadata__"
 _FIELDS = ("dtype", "shape", "data_offsets")
 # Limits of numpy arrays: the number of axes, and the size in bytes as a signed 64-bit integer.
-_MOST_AXES = 64
-_MOST_BYTES = (1 << 63) - 1
+_MAX_AXES = 64
+_MAX_BYTES = (1 << 63) - 1
 # Number of bytes that contain any Git LFS pointer, which the specification limits to 1,024 bytes.
 _HEAD_BYTES = 1024
 
@@ -79,7 +79,9 @@ def parse_header(source: ByteSource, max_header_bytes: int = MAX_HEADER_BYTES) -
     fields = json_object(raw, f"{source.path} (header)", FormatError, _REWRITE, _compact)
     del raw
     metadata = _metadata(fields.pop(METADATA, None), source.path)
-    entries = [_sound(name, value) or _entry(name, value, source.path) for name, value in fields.items()]
+    entries = [
+        _parse_valid(name, value) or _entry(name, value, source.path) for name, value in fields.items()
+    ]
     del fields
     entries.sort(key=lambda entry: (entry.begin, entry.end))
     data_start = _LENGTH_BYTES + length
@@ -145,21 +147,21 @@ class _Fields(NamedTuple):
 def _compact(pairs: list[tuple[str, Any]]) -> Any:
     """Return a tensor's entry as a tuple, which takes a third of the memory of a dictionary."""
     if len(pairs) == len(_FIELDS):
-        fields = without_duplicates(pairs)
+        fields = reject_duplicates(pairs)
         code, shape, offsets = map(fields.get, _FIELDS)
-        if type(code) is str and _are_whole(shape) and _are_whole(offsets):
-            return _Fields(sys.intern(code), _shared(tuple(shape)), tuple(offsets))
+        if type(code) is str and _are_integers(shape) and _are_integers(offsets):
+            return _Fields(sys.intern(code), _intern_shape(tuple(shape)), tuple(offsets))
         return fields
-    return without_duplicates(pairs)
+    return reject_duplicates(pairs)
 
 
-def _are_whole(value: object) -> TypeGuard[list[int]]:
+def _are_integers(value: object) -> TypeGuard[list[int]]:
     """Return whether a value is a list of integers; `type is` excludes booleans."""
     return type(value) is list and _INT.issuperset(map(type, value))
 
 
 @lru_cache(maxsize=1024)
-def _shared(shape: Shape) -> Shape:
+def _intern_shape(shape: Shape) -> Shape:
     """Return the same object for equal shapes, to save memory."""
     return shape
 
@@ -178,12 +180,12 @@ def _metadata(value: object, path: str) -> dict[str, str]:
     )
 
 
-def _sound(name: str, value: object) -> TensorEntry | None:
+def _parse_valid(name: str, value: object) -> TensorEntry | None:
     """Parse a valid entry in a third of the time of `_entry`; return None if it needs a closer check."""
     if type(value) is not _Fields or len(value.data_offsets) != 2 or len(name) > LONGEST_PATH:
         return None
     dtype, shape, (begin, end) = from_safetensors(value.dtype), value.shape, value.data_offsets
-    if dtype is None or len(shape) > _MOST_AXES or not 0 <= begin <= end <= _MOST_BYTES:
+    if dtype is None or len(shape) > _MAX_AXES or not 0 <= begin <= end <= _MAX_BYTES:
         return None
     if min(shape, default=1) < 1 or prod(shape) * dtype.bits != 8 * (end - begin):
         return None
@@ -229,7 +231,7 @@ def _dtype(code: object, location: str) -> DType:
         return dtype
     known = _known_dtypes()
     # `bf16` and `FP8_E4M3` are misspellings, but `U128` is not a misspelled `U8`.
-    near = [name for name in near_names(code.upper(), known, 1) if _resembles(code.upper(), name)]
+    near = [name for name in similar_names(code.upper(), known, 1) if _resembles(code.upper(), name)]
     hint = (
         f"did you mean {near[0]}?"
         if near
@@ -252,10 +254,10 @@ def _known_dtypes() -> tuple[str, ...]:
 def _naturals(value: object, field: str, location: str) -> Shape:
     """Parse a list of integers from zero to the largest signed 64-bit integer."""
     # Not `isinstance`, because a `_Fields` may be in place of the list.
-    if type(value) is tuple and all(0 <= n <= _MOST_BYTES for n in value):
+    if type(value) is tuple and all(0 <= n <= _MAX_BYTES for n in value):
         return value
     got = list(value) if type(value) is tuple else value
-    if _are_whole(got) and all(0 <= n <= _MOST_BYTES for n in got):
+    if _are_integers(got) and all(0 <= n <= _MAX_BYTES for n in got):
         return tuple(got)
     _refuse_field(f"{field} is not a list of non-negative integers", location, got, "such as [2, 3]")
 
@@ -272,11 +274,11 @@ def _offsets(value: object, location: str) -> tuple[int, int]:
 
 def _nbytes(dtype: DType, shape: Shape, location: str) -> int:
     """Return the size of a tensor in the file in bytes; types smaller than a byte must fill the last byte."""
-    if len(shape) > _MOST_AXES:
-        _refuse_field("too many axes", location, list(shape), f"at most {_MOST_AXES}, as in numpy")
+    if len(shape) > _MAX_AXES:
+        _refuse_field("too many axes", location, list(shape), f"at most {_MAX_AXES}, as in numpy")
     # numpy also ignores zeros in this check.
-    if prod(filter(None, shape)) * dtype.itemsize > _MOST_BYTES:
-        _refuse_field("the shape is too large", location, list(shape), f"at most {_MOST_BYTES} bytes")
+    if prod(filter(None, shape)) * dtype.itemsize > _MAX_BYTES:
+        _refuse_field("the shape is too large", location, list(shape), f"at most {_MAX_BYTES} bytes")
     bits = prod(shape) * dtype.bits
     if bits % 8:
         _refuse_field(

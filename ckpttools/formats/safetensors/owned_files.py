@@ -26,23 +26,23 @@ def unowned_files(directory: Location, weights: Collection[str]) -> Iterator[str
         directory: The directory to list.
         weights: Names of the weight files that are read, and of their index.
     """
-    return _strangers(directory, weights.__contains__)
+    return _unowned_files(directory, weights.__contains__)
 
 
-def files_of_others(directory: Location) -> Iterator[str]:
+def foreign_files(directory: Location) -> Iterator[str]:
     """Yield all files except sidecars in the directory that `sidecar.WithSidecars` writes to."""
-    return _strangers(directory, f"{CARRIED}.safetensors".__eq__)
+    return _unowned_files(directory, f"{CARRIED}.safetensors".__eq__)
 
 
-def _strangers(directory: Location, is_weights: Callable[[str], bool]) -> Iterator[str]:
+def _unowned_files(directory: Location, is_weights: Callable[[str], bool]) -> Iterator[str]:
     for entry in directory.entries():
         if entry.name == SIDECARS and entry.is_own_dir:
-            yield from (f"{SIDECARS}/{other}" for other in files_of_others(directory / SIDECARS))
-        elif entry.is_own_dir or not (is_weights(entry.name) or _goes_along(entry.name)):
+            yield from (f"{SIDECARS}/{other}" for other in foreign_files(directory / SIDECARS))
+        elif entry.is_own_dir or not (is_weights(entry.name) or _is_sidecar_name(entry.name)):
             yield entry.name
 
 
-def _goes_along(name: str) -> bool:
+def _is_sidecar_name(name: str) -> bool:
     """Return whether a file is written next to weights or copied with them."""
     known = matches_any(name, PATTERNS)
     return name == RECORD or (known and name != ADAPTER)

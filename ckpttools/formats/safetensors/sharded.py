@@ -18,14 +18,14 @@ from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.region import Region, Shape
 from ckpttools.formats.json_file import parse_json
-from ckpttools.formats.pieced import Piece, pieced
+from ckpttools.formats.pieced import Piece, assemble_boxes
 from ckpttools.formats.safetensors.header import SafetensorsHeader
 from ckpttools.stores.base import File
 from ckpttools.stores.location import Location
 
 ENTRY, _VERSION, _OFFSETS = "DCP_SHARDING_INFO", "DCP_VERSION", "saved_offsets"
 # Larger ranks do not occur in practice; file names are untrusted.
-_MOST_RANKS = 100_000
+_MAX_RANKS = 100_000
 _RANK = re.compile(r"shard-(\d+)-(.*)", re.DOTALL)
 
 
@@ -43,12 +43,12 @@ def is_sharded(headers: Iterable[SafetensorsHeader]) -> bool:
     return any(ENTRY in header.metadata for header in headers)
 
 
-def without_entries(custom: Mapping[str, str]) -> dict[str, str]:
+def drop_part_entries(custom: Mapping[str, str]) -> dict[str, str]:
     """Remove the entries about parts from metadata."""
     return {key: value for key, value in custom.items() if key not in (ENTRY, _VERSION)}
 
 
-def whole_tensors(path: Location, files: Iterable[ShardFile]) -> dict[str, LazyArray]:
+def complete_tensors(path: Location, files: Iterable[ShardFile]) -> dict[str, LazyArray]:
     """Return the complete tensors by name.
 
     Args:
@@ -67,24 +67,24 @@ def whole_tensors(path: Location, files: Iterable[ShardFile]) -> dict[str, LazyA
             parts.setdefault(name, []).append(piece)
             holders.setdefault(name, []).append(file.name)
     _check_groups(path, {file.name for file in files}, holders.values())
-    whole: dict[str, LazyArray] = {}
-    wrong: list[str] = []
+    tensors: dict[str, LazyArray] = {}
+    faults: list[str] = []
     for name, pieces in parts.items():
         try:
-            whole[name] = _whole(pieces)
+            tensors[name] = _assemble_pieces(pieces)
         except ValueError as error:
-            wrong.append(f"{name}: {error}")
-    if wrong:
+            faults.append(f"{name}: {error}")
+    if faults:
         raise FormatError(
-            "the parts of some tensors do not form complete tensors:" + listing(wrong),
+            "the parts of some tensors do not form complete tensors:" + listing(faults),
             location=path,
             expected="adjacent parts",
             hint="copy the checkpoint again, with the files of all processes",
         )
-    return whole
+    return tensors
 
 
-def said_of_ranks(files: Iterable[ShardFile]) -> str:
+def ranks_remark(files: Iterable[ShardFile]) -> str:
     """Return a remark about the number of processes."""
     ranks = {rank for file in files if (rank := _rank(file.name)) is not None}
     return (
@@ -109,7 +109,7 @@ def _check_ranks(path: Location, files: list[ShardFile]) -> None:
         )
     ranks = {rank for file in files if (rank := _rank(file.name)) is not None}
     last = max(ranks, default=0)
-    if last > _MOST_RANKS:
+    if last > _MAX_RANKS:
         raise FormatError(
             "a file name has an impossible process number", location=path, got=f"shard-{last}-…"
         )
@@ -123,7 +123,7 @@ def _check_ranks(path: Location, files: list[ShardFile]) -> None:
         )
 
 
-def _check_groups(path: Location, there: Collection[str], holders: Iterable[Collection[str]]) -> None:
+def _check_groups(path: Location, existing: Collection[str], holders: Iterable[Collection[str]]) -> None:
     """Raise an error if a process lacks a file that other processes with the same tensors have.
 
     Pipeline stages share no tensors, and a process without data for a file does not write it.
@@ -133,7 +133,7 @@ def _check_groups(path: Location, there: Collection[str], holders: Iterable[Coll
         there: Names of all files.
         holders: The files that have a part of each tensor.
     """
-    files = {frozenset(map(_numbered, names)) for names in holders}
+    files = {frozenset(map(_split_process_number, names)) for names in holders}
     cut = {(frozenset(rank for rank, _ in file), min(end for _, end in file)) for file in files}
     groups = {ranks for ranks, _ in cut}
     expected = {
@@ -143,7 +143,7 @@ def _check_groups(path: Location, there: Collection[str], holders: Iterable[Coll
         if ranks < group
         for rank in group - ranks
     }
-    if missing := sorted(expected - {*there}):
+    if missing := sorted(expected - {*existing}):
         raise FormatError(
             f"files of processes are missing that have parts of tensors in other files:{listing(missing)}",
             location=path,
@@ -153,45 +153,47 @@ def _check_groups(path: Location, there: Collection[str], holders: Iterable[Coll
         )
 
 
-def _numbered(name: str) -> tuple[str, str]:
+def _split_process_number(name: str) -> tuple[str, str]:
     """Split a file name into the process number, as written, and the rest of the name."""
     match = _RANK.fullmatch(name)
     return (match[1], match[2]) if match else ("", name)
 
 
 def _pieces(file: ShardFile) -> Iterator[tuple[str, Piece]]:
-    declared = _sharding(file)
+    declared = _tensor_offsets(file)
     for entry in file.header.entries:
         start = declared.get(entry.name, (0,) * len(entry.shape))
         if len(start) != len(entry.shape):
-            raise _damaged(file, f"{entry.name}: {list(start)} of an array of shape {list(entry.shape)}")
+            raise _damaged_error(
+                file, f"{entry.name}: {list(start)} of an array of shape {list(entry.shape)}"
+            )
         stop = tuple(a + n for a, n in zip(start, entry.shape, strict=True))
         at = file.header.data_start + entry.begin
         yield entry.name, Piece(Region(start, stop), Stored(entry.shape, entry.dtype, file.source, at))
 
 
-def _sharding(file: ShardFile) -> dict[str, Shape]:
+def _tensor_offsets(file: ShardFile) -> dict[str, Shape]:
     """Return the offset of each tensor of a file in the complete tensor."""
     try:
         declared: dict[str, Any] = parse_json(file.header.metadata.get(ENTRY, "{}"))
         result = {name: tuple(item[_OFFSETS]) for name, item in declared.items()}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise _damaged(file, f"{type(error).__name__}: {error}") from error
+        raise _damaged_error(file, f"{type(error).__name__}: {error}") from error
     if not all(type(at) is int and 0 <= at < 1 << 62 for start in result.values() for at in start):
-        raise _damaged(file, "offsets that are not lists of indices")
+        raise _damaged_error(file, "offsets that are not lists of indices")
     return result
 
 
-def _damaged(file: ShardFile, what: str) -> FormatError:
+def _damaged_error(file: ShardFile, problem: str) -> FormatError:
     return FormatError(
         "the metadata do not record the offsets of partial tensors",
         location=f"{file.source.path}: {ENTRY}",
-        got=what,
+        got=problem,
         hint="copy the checkpoint again",
     )
 
 
-def _whole(pieces: list[Piece]) -> LazyArray:
+def _assemble_pieces(pieces: list[Piece]) -> LazyArray:
     kinds: set[DType] = {piece.array.dtype for piece in pieces}
     ranks = {piece.box.rank for piece in pieces}
     if len(kinds) > 1 or len(ranks) > 1:
@@ -200,4 +202,4 @@ def _whole(pieces: list[Piece]) -> LazyArray:
     if len({piece.box for piece in pieces}) < len(pieces):
         raise ValueError("two files have the same part of it")
     shape = tuple(max(piece.box.stop[axis] for piece in pieces) for axis in range(ranks.pop()))
-    return pieced(shape, kinds.pop(), pieces)
+    return assemble_boxes(shape, kinds.pop(), pieces)

@@ -54,8 +54,8 @@ class SafetensorsWriter:
                 array = tree.arrays[path]
                 # A grid cell has at least one element even if the array is empty.
                 chunk = tuple(max(1, length) for length in array.shape)
-                home = DataFile(shard.file, len(shard.header) + start)
-                placements[path] = Placement(array.shape, array.dtype.itemsize, chunk, home)
+                destination = DataFile(shard.file, len(shard.header) + start)
+                placements[path] = Placement(array.shape, array.dtype.itemsize, chunk, destination)
         files = {shard.file: shard.nbytes for shard in shards}
         return Layout(placements, files, heads={shard.file: shard.header for shard in shards})
 
@@ -91,7 +91,7 @@ class SafetensorsWriter:
         for number, (file, group) in enumerate(zip(files, groups, strict=True)):
             arrays = {paths[i]: tree.arrays[paths[i]] for i in group}
             metadata = {**extra, **_FRAMEWORK} if number == 0 else _FRAMEWORK
-            shards.append(_planned_file(file, arrays, names, metadata))
+            shards.append(_plan_file(file, arrays, names, metadata))
         return shards
 
 
@@ -141,13 +141,13 @@ def _file_names(stem: str, count: int) -> list[str]:
     return [f"{stem}-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
 
 
-def _planned_file(
+def _plan_file(
     file: str, arrays: Mapping[Path, LazyArray], names: Mapping[Path, str], metadata: Mapping[str, str]
 ) -> _PlannedFile:
     fields: dict[str, object] = {METADATA: dict(sorted(metadata.items()))}
     starts: dict[Path, int] = {}
     end = 0
-    for path in _in_byte_order(arrays):
+    for path in _byte_order(arrays):
         array = arrays[path]
         starts[path], end = end, end + array.nbytes
         fields[names[path]] = {
@@ -167,7 +167,7 @@ def _planned_file(
     return _PlannedFile(file, header, starts, len(header) + end)
 
 
-def _in_byte_order(arrays: Mapping[Path, LazyArray]) -> list[Path]:
+def _byte_order(arrays: Mapping[Path, LazyArray]) -> list[Path]:
     """Return the order of the data: arrays of full pages first, then the rest by decreasing element size.
 
     The format has no gaps. In this order, every array starts at a multiple of its element size. The reference
@@ -199,7 +199,7 @@ def _extra(tree: Tree, separator: str) -> dict[str, str]:
         reserved = flat.ENTRY in custom or custom.get("format", "pt") != "pt"
         if not reserved and all(map(_is_text, (*custom, *custom.values()))):
             return custom
-    return {flat.ENTRY: flat.described(tree, separator)}
+    return {flat.ENTRY: flat.describe(tree, separator)}
 
 
 def _is_text(value: object) -> bool:
@@ -208,13 +208,13 @@ def _is_text(value: object) -> bool:
 
 
 def _check_names(names: Mapping[Path, str], tree: Tree) -> None:
-    wrong = next((path for path, name in names.items() if name == METADATA), None)
-    if wrong is not None:
+    reserved = next((path for path, name in names.items() if name == METADATA), None)
+    if reserved is not None:
         remap = action("remap", "SRC", "DST", map="RULES")
         raise FormatError(
             f"safetensors cannot hold an array called {METADATA!r}",
             location=tree.metadata.location or None,
-            hint=f"rename {keystr(wrong)} with {remap}",
+            hint=f"rename {keystr(reserved)} with {remap}",
         )
 
 

@@ -21,7 +21,7 @@ from ckpttools.core.errors import FormatError
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.torch.pickled import Record, is_of_training
 from ckpttools.formats.torch.tensors import StorageRange, lazy_tensor
-from ckpttools.formats.torch.unpickling import unpickled
+from ckpttools.formats.torch.unpickling import unpickle
 from ckpttools.stores.base import File
 from ckpttools.stores.checksums import ChecksummedRange
 from ckpttools.stores.concurrency import map_concurrently
@@ -35,7 +35,7 @@ _TAR_AT, _TAR_MAGIC, _TAR_MEMBERS = 257, b"ustar", (b"sys_info", b"pickle", b"te
 _PICKLE, _BYTE_ORDER = "data.pkl", "byteorder"
 # Limits on the ZIP directory and the byte order. A directory of 64 MiB has half a million members and takes
 # five times that in memory. The byte order is one word.
-_MOST_DIRECTORY, _MOST_ORDER = 64 << 20, 64
+_MAX_DIRECTORY, _MAX_ORDER = 64 << 20, 64
 _LOCAL = struct.Struct("<4s5H3I2H")
 # The flag for names in UTF-8; other names are in the original ZIP code page.
 _UTF8 = 0x800
@@ -71,7 +71,7 @@ class Archive:
         """
         entry = self.storages.get(name)
         if entry is None:
-            raise _damaged(self.file.path, f"no {self.root}/data/{name} in it")
+            raise _damaged_error(self.file.path, f"no {self.root}/data/{name} in it")
         return _location(self.file, entry)
 
     def checksums(self) -> Iterator[ChecksummedRange]:
@@ -93,7 +93,7 @@ def _location(file: File, entry: zipfile.ZipInfo) -> tuple[int, int]:
     start = at + _LOCAL.size + fields[-2] + fields[-1]
     is_there = fields[0] == MAGIC and head[_LOCAL.size :] == named and fields[-2] == len(named)
     if not is_there or start + entry.file_size > file.size:
-        raise _damaged(file.path, f"{entry.filename} is not at the offset in the archive's directory")
+        raise _damaged_error(file.path, f"{entry.filename} is not at the offset in the archive's directory")
     return start, entry.file_size
 
 
@@ -101,7 +101,7 @@ def _content(file: File, entry: zipfile.ZipInfo) -> bytes:
     """Read a member. A checksum of 0 means that there is none (see `torch.serialization`)."""
     content = file.read(*_location(file, entry))
     if entry.CRC and zlib.crc32(content) != entry.CRC:
-        raise _damaged(file.path, f"the bytes of {entry.filename} do not match its checksum")
+        raise _damaged_error(file.path, f"the bytes of {entry.filename} do not match its checksum")
     return content
 
 
@@ -117,7 +117,7 @@ def checksums_in(locations: Iterable[Location], limit: int) -> Iterator[Checksum
     """
     for location in locations:
         with suppress_file_errors(location), location.open() as file:
-            yield from opened(file, limit).checksums()
+            yield from open_archive(file, limit).checksums()
 
 
 def archive_kind(file: File) -> str | None:
@@ -137,18 +137,18 @@ def refuse_old(file: File) -> None:
     if kind not in ("pickles", "tar"):
         return
     is_tar = kind == "tar"
-    what = "0.1.10, a tar of pickles" if is_tar else "1.6, a series of pickles without an index"
+    version = "0.1.10, a tar of pickles" if is_tar else "1.6, a series of pickles without an index"
     # torch does not load tar files with weights_only.
     trusted = ", if you trust its author" if is_tar else ""
     raise FormatError(
-        f"the file was saved by torch before version {what}",
+        f"the file was saved by torch before version {version}",
         location=file.path,
         hint=f"save it again{trusted}: "
         f"torch.save(torch.load(FILE, map_location='cpu', weights_only={not is_tar}), OTHER)",
     )
 
 
-def opened(file: File, limit: int) -> Archive:
+def open_archive(file: File, limit: int) -> Archive:
     """Read the directory and the pickle of an archive.
 
     Args:
@@ -159,24 +159,24 @@ def opened(file: File, limit: int) -> Archive:
         FormatError: The file is not such an archive, is compressed or damaged, or has another byte order.
     """
     if not file.size:
-        raise _damaged(file.path, "an empty file")
+        raise _damaged_error(file.path, "an empty file")
     try:
         with zipfile.ZipFile(_Positioned(file)) as archive:
             return _archive(file, archive.infolist(), limit)
     except (zipfile.BadZipFile, *_FAULTS) as error:
-        raise _damaged(file.path, str(error)) from error
+        raise _damaged_error(file.path, str(error)) from error
 
 
 def _archive(file: File, entries: Sequence[zipfile.ZipInfo], limit: int) -> Archive:
     names = {entry.filename: entry for entry in entries}
     if len(names) < len(entries):
-        raise _damaged(file.path, "two members with one name")
+        raise _damaged_error(file.path, "two members with one name")
     _refuse_script(file, names)
     _refuse_compressed(file, entries)
     _refuse_overlaps(file, entries)
     result = [name for name in names if name.rpartition("/")[2] == _PICKLE and name.count("/") <= 1]
     if len(result) != 1:
-        raise _damaged(file.path, f"{len(result)} members named {_PICKLE}")
+        raise _damaged_error(file.path, f"{len(result)} members named {_PICKLE}")
     root = result[0].rpartition("/")[0]
     below = f"{root}/" if root else ""
     size = names[result[0]].file_size
@@ -189,8 +189,8 @@ def _archive(file: File, entries: Sequence[zipfile.ZipInfo], limit: int) -> Arch
             hint=_HINT,
         )
     order = names.get(below + _BYTE_ORDER)
-    if order is not None and order.file_size > _MOST_ORDER:
-        raise _damaged(file.path, f"a {order.filename} of {order.file_size:,} bytes")
+    if order is not None and order.file_size > _MAX_ORDER:
+        raise _damaged_error(file.path, f"a {order.filename} of {order.file_size:,} bytes")
     if order is not None and _content(file, order).strip() != b"little":
         raise FormatError(
             "the tensors of this file are big-endian",
@@ -212,7 +212,7 @@ def _refuse_overlaps(file: File, entries: Iterable[zipfile.ZipInfo]) -> None:
     ordered = sorted(entries, key=lambda entry: entry.header_offset)
     for one, other in pairwise(ordered):
         if one.header_offset + _LOCAL.size + len(_raw_name(one)) + one.file_size > other.header_offset:
-            raise _damaged(file.path, f"{one.filename} overlaps {other.filename}")
+            raise _damaged_error(file.path, f"{one.filename} overlaps {other.filename}")
 
 
 def _refuse_script(file: File, names: Iterable[str]) -> None:
@@ -235,9 +235,9 @@ def _refuse_compressed(file: File, entries: Iterable[zipfile.ZipInfo]) -> None:
         )
 
 
-def _damaged(location: str, what: str) -> FormatError:
+def _damaged_error(location: str, problem: str) -> FormatError:
     message = "the file is not a complete torch.save archive"
-    return FormatError(message, location=location, got=what, hint=_HINT)
+    return FormatError(message, location=location, got=problem, hint=_HINT)
 
 
 class _Positioned(io.RawIOBase):
@@ -265,7 +265,7 @@ class _Positioned(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         left = max(0, self._file.size - self._at)
         length = left if size is None or size < 0 else min(size, left)
-        if length > _MOST_DIRECTORY:
+        if length > _MAX_DIRECTORY:
             raise ValueError(f"a directory of {length:,} bytes")
         result = self._file.read(self._at, length)
         self._at += length
@@ -275,7 +275,7 @@ class _Positioned(io.RawIOBase):
 # A Python object takes about this many times the bytes of its pickle.
 _OBJECTS = 12
 # Larger ranks do not occur in practice; file names are untrusted.
-MOST_RANKS = 100_000
+MAX_RANKS = 100_000
 COPY_ALL = "copy the files of all processes of one save into one directory"
 
 
@@ -300,7 +300,7 @@ class SavedFile:
         return lazy_tensor(record, self.storages)
 
 
-def saved_file(location: Location, options: ReadOptions) -> SavedFile:
+def open_saved_file(location: Location, options: ReadOptions) -> SavedFile:
     """Open a `torch.save` file; reads its pickle but no tensor data.
 
     Raises:
@@ -310,12 +310,12 @@ def saved_file(location: Location, options: ReadOptions) -> SavedFile:
     file = location.open()
     try:
         refuse_old(file)
-        result = opened(file, options.max_header_bytes)
+        result = open_archive(file, options.max_header_bytes)
         check_memory(len(result.storages), _OBJECTS * len(result.pickled), location)
         names = list(result.storages)
         spans = map_concurrently(location.store, result.range_of, names)
     finally:
         file.close()
     ranges = {name: StorageRange(file, *span) for name, span in zip(names, spans, strict=True)}
-    value = unpickled(result.pickled, is_of_training, f"{location}: {result.root}/data.pkl")
+    value = unpickle(result.pickled, is_of_training, f"{location}: {result.root}/data.pkl")
     return SavedFile(location, value, ranges, len(result.pickled))

@@ -28,7 +28,7 @@ from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.region import Region, Shape
 from ckpttools.formats.base import NOT_A_DIRECTORY, ReadOptions
 from ckpttools.formats.json_file import DEEPEST
-from ckpttools.formats.pieced import Piece, pieced
+from ckpttools.formats.pieced import Piece, assemble_boxes
 from ckpttools.formats.read_only import ReadOnlyFormat, left_out
 from ckpttools.formats.safetensors.header import parse_header
 from ckpttools.formats.sidecar_files import sidecar_config
@@ -43,7 +43,7 @@ from ckpttools.formats.torch.tensors import (
     lazy_tensor,
     torch_lengths,
 )
-from ckpttools.formats.torch.unpickling import unpickled
+from ckpttools.formats.torch.unpickling import unpickle
 from ckpttools.stores.base import File
 from ckpttools.stores.checksums import ChecksummedRange
 from ckpttools.stores.location import Location, suppress_file_errors
@@ -59,7 +59,7 @@ METADATA, SUFFIX = ".metadata", ".distcp"
 # Objects other than tensors are read when the checkpoint is opened, up to this many bytes.
 _LARGEST_OBJECT = 64 << 20
 # Number of files to compare: opening a file in a bucket takes as long as a small read.
-_MOST_COMPARED = 64
+_MAX_COMPARED = 64
 # Number of tensors to compare in each file.
 _TENSORS = 3
 _HINT = "copy the checkpoint again, with the files of all processes"
@@ -70,9 +70,9 @@ class DistributedFormat(ReadOnlyFormat):
     """The `torch-distributed` format; implements `ckpttools.formats.base.Format`."""
 
     name: str = "torch-distributed"
-    looks_for: str = "PyTorch distributed checkpoints that are damaged or lack files of a process"
+    fault_summary: str = "PyTorch distributed checkpoints that are damaged or lack files of a process"
 
-    def why_not(self, path: Location) -> str | None:
+    def mismatch_reason(self, path: Location) -> str | None:
         if not path.is_dir():
             return NOT_A_DIRECTORY
         if (path / METADATA).is_file():
@@ -82,13 +82,13 @@ class DistributedFormat(ReadOnlyFormat):
         return f"no {METADATA} in it"
 
     def open(self, path: Location, options: ReadOptions) -> Tree:
-        return _opened(path, options)
+        return _open(path, options)
 
     def checksums(self, path: Location, options: ReadOptions) -> Iterable[ChecksummedRange]:
         """See `ckpttools.formats.base.SupportsChecksums.checksums`."""
-        listed = _listed(path, options)
-        files = _files(path, listed)
-        for (name, _), entry in listed.entries.items():
+        entries = _list_entries(path, options)
+        files = _files(path, entries)
+        for (name, _), entry in entries.entries.items():
             with suppress_file_errors(path):
                 yield from checksums_of(files[entry.file], entry.offset, entry.nbytes, name)
 
@@ -126,28 +126,28 @@ class _DcpEntries:
     faults: list[str] = field(default_factory=list)
 
 
-def _opened(path: Location, options: ReadOptions) -> Tree:
-    listed = _listed(path, options)
-    files = _files(path, listed)
-    lacking = [*listed.faults, *_lacking(listed), *_at_one_location(listed)]
+def _open(path: Location, options: ReadOptions) -> Tree:
+    entries = _list_entries(path, options)
+    files = _files(path, entries)
+    problems = [*entries.faults, *_missing_parts(entries), *_colliding_names(entries)]
     leaves: dict[TreePath, Leaf] = {}
-    for name, (shape, dtype, boxes) in listed.arrays.items():
-        result = [(box, listed.entries.get((name, box.start))) for box in boxes]
+    for name, (shape, dtype, boxes) in entries.arrays.items():
+        result = [(box, entries.entries.get((name, box.start))) for box in boxes]
         pieces = [_piece(box, dtype, entry, files) for box, entry in result if entry is not None]
         if len(pieces) == len(boxes):
             try:
-                leaves[listed.paths.get(name, (name,))] = pieced(shape, dtype, pieces)
+                leaves[entries.paths.get(name, (name,))] = assemble_boxes(shape, dtype, pieces)
             except ValueError as error:
-                lacking.append(f"{name}: {error}")
-    if lacking:
+                problems.append(f"{name}: {error}")
+    if problems:
         raise FormatError(
-            "the metadata do not locate all parts of the checkpoint:" + listing(lacking),
+            "the metadata do not locate all parts of the checkpoint:" + listing(problems),
             location=path / METADATA,
             expected="complete parts of each tensor, each in a file",
             hint=_HINT,
         )
-    refuse_copies(_side_by_side(listed, files), path, _HINT)
-    scalars, others = _objects(path, listed, files, leaves)
+    refuse_copies(_side_by_side(entries, files), path, _HINT)
+    scalars, others = _objects(path, entries, files, leaves)
     return Tree(
         leaves,
         Metadata(
@@ -167,8 +167,8 @@ def _piece(box: Region, dtype: Any, entry: _DcpItem, files: Mapping[str, File]) 
 
 def _side_by_side(listed: _DcpEntries, files: Mapping[str, File]) -> dict[str, ProcessFile]:
     """Return the parts of a few large tensors in several files, which must have different parts."""
-    result: dict[str, dict[str, LazyArray]] = {name: {} for name in islice(files, _MOST_COMPARED)}
-    for name in _of_many_shapes(listed):
+    result: dict[str, dict[str, LazyArray]] = {name: {} for name in islice(files, _MAX_COMPARED)}
+    for name in _sort_by_shape(listed):
         _, dtype, boxes = listed.arrays[name]
         entries = {(entry := listed.entries[name, box.start]).file: (box, entry) for box in boxes if box.size}
         for file, (box, entry) in entries.items() if len(entries) > 1 else ():
@@ -183,21 +183,21 @@ def _side_by_side(listed: _DcpEntries, files: Mapping[str, File]) -> dict[str, P
     }
 
 
-def _spans(listed: _DcpEntries, file: str) -> set[tuple[int, int]]:
-    return {(entry.offset, entry.nbytes) for entry in listed.entries.values() if entry.file == file}
+def _spans(entries: _DcpEntries, file: str) -> set[tuple[int, int]]:
+    return {(entry.offset, entry.nbytes) for entry in entries.entries.values() if entry.file == file}
 
 
-def _of_many_shapes(listed: _DcpEntries) -> list[str]:
+def _sort_by_shape(entries: _DcpEntries) -> list[str]:
     """Return the names of the tensors: the largest of each shape first, then the others."""
     nth: Counter[Shape] = Counter()
     locations: dict[str, int] = {}
-    for name, (shape, _, _) in sorted(listed.arrays.items(), key=lambda array: -prod(array[1][0])):
+    for name, (shape, _, _) in sorted(entries.arrays.items(), key=lambda array: -prod(array[1][0])):
         locations[name] = nth[shape]
         nth[shape] += 1
     return sorted(locations, key=locations.__getitem__)
 
 
-def _listed(path: Location, options: ReadOptions) -> _DcpEntries:
+def _list_entries(path: Location, options: ReadOptions) -> _DcpEntries:
     """Parse `.metadata`."""
     location = path / METADATA
     with location.open() as file:
@@ -209,91 +209,91 @@ def _listed(path: Location, options: ReadOptions) -> _DcpEntries:
             )
         check_memory(0, 12 * file.size, location)
         data = file.read(0, file.size)
-    declared = unpickled(data, is_of_training, str(location))
-    state = declared.attribute("state_dict_metadata") if isinstance(declared, Record) else None
-    where = declared.attribute("storage_data") if isinstance(declared, Record) else None
+    content = unpickle(data, is_of_training, str(location))
+    state = content.attribute("state_dict_metadata") if isinstance(content, Record) else None
+    where = content.attribute("storage_data") if isinstance(content, Record) else None
     if not isinstance(state, dict) or not isinstance(where, dict):
         raise FormatError(
             "this is not the metadata of a PyTorch distributed checkpoint", location=location, hint=_HINT
         )
-    listed = _DcpEntries()
+    entries = _DcpEntries()
     for name, item in state.items():
         if type(name) is not str:
-            listed.faults.append(f"a {type(name).__name__} used as a name")
+            entries.faults.append(f"a {type(name).__name__} used as a name")
             continue
-        _list(listed, name, item)
+        _list(entries, name, item)
     for index, info in where.items():
-        _locate(listed, index, info)
-    plan = declared.attribute("planner_data")
+        _locate(entries, index, info)
+    plan = content.attribute("planner_data")
     for name, keys in plan.items() if isinstance(plan, dict) else ():
         if isinstance(keys, tuple) and 0 < len(keys) < DEEPEST and {*map(type, keys)} <= {str, int}:
-            listed.paths[name] = keys
-    return listed
+            entries.paths[name] = keys
+    return entries
 
 
-def _list(listed: _DcpEntries, name: str, declared: Any) -> None:
-    if isinstance(declared, Record) and declared.name == "BytesStorageMetadata":
-        listed.objects.append(name)
+def _list(entries: _DcpEntries, name: str, value: Any) -> None:
+    if isinstance(value, Record) and value.name == "BytesStorageMetadata":
+        entries.objects.append(name)
         return
-    properties = declared.attribute("properties") if isinstance(declared, Record) else None
-    kept = properties.state if isinstance(properties, Record) else None
-    dtype = dtype_named(kept[0] if isinstance(kept, tuple) and kept else None)
-    shape = torch_lengths(declared.attribute("size")) if isinstance(declared, Record) else None
-    chunks = declared.attribute("chunks") if isinstance(declared, Record) else None
+    properties = value.attribute("properties") if isinstance(value, Record) else None
+    state = properties.state if isinstance(properties, Record) else None
+    dtype = dtype_named(state[0] if isinstance(state, tuple) and state else None)
+    shape = torch_lengths(value.attribute("size")) if isinstance(value, Record) else None
+    chunks = value.attribute("chunks") if isinstance(value, Record) else None
     boxes = [_box(chunk) for chunk in chunks] if isinstance(chunks, list) else []
     known = [box for box in boxes if box is not None and shape is not None and box.rank == len(shape)]
     if dtype is None or shape is None or len(known) < len(boxes):
-        listed.faults.append(f"{name}: unknown kind or dtype")
+        entries.faults.append(f"{name}: unknown kind or dtype")
     else:
-        listed.arrays[name] = shape, dtype, known
+        entries.arrays[name] = shape, dtype, known
 
 
-def _box(declared: Any) -> Region | None:
-    if not isinstance(declared, Record):
+def _box(value: Any) -> Region | None:
+    if not isinstance(value, Record):
         return None
-    start, lengths = torch_lengths(declared.attribute("offsets")), torch_lengths(declared.attribute("sizes"))
+    start, lengths = torch_lengths(value.attribute("offsets")), torch_lengths(value.attribute("sizes"))
     if start is None or lengths is None or len(start) != len(lengths):
         return None
     return Region(start, tuple(a + n for a, n in zip(start, lengths, strict=True)))
 
 
-def _locate(listed: _DcpEntries, index: Any, info: Any) -> None:
+def _locate(entries: _DcpEntries, index: Any, info: Any) -> None:
     if not (isinstance(index, Record) and isinstance(info, Record)):
-        listed.faults.append("an entry without name and location")
+        entries.faults.append("an entry without name and location")
         return
     name, offset = index.attribute("fqn"), torch_lengths(index.attribute("offset"))
     file, at, nbytes = (info.attribute(item) for item in ("relative_path", "offset", "length"))
     if type(name) is not str:
-        listed.faults.append(f"an entry whose name is a {type(name).__name__}")
+        entries.faults.append(f"an entry whose name is a {type(name).__name__}")
     elif info.attribute("transform_descriptors"):
-        listed.faults.append(f"{name}: stored with transform_descriptors, which are not supported")
+        entries.faults.append(f"{name}: stored with transform_descriptors, which are not supported")
     elif type(file) is str and type(at) is int and type(nbytes) is int and at >= 0 and nbytes >= 0:
-        listed.entries[name, offset] = _DcpItem(file, at, nbytes)
+        entries.entries[name, offset] = _DcpItem(file, at, nbytes)
     else:
-        listed.faults.append(f"{name}: its location is damaged")
+        entries.faults.append(f"{name}: its location is damaged")
 
 
-def _lacking(listed: _DcpEntries) -> Iterator[str]:
-    for name, (_, _, boxes) in listed.arrays.items():
-        missing = [box for box in boxes if (name, box.start) not in listed.entries]
+def _missing_parts(entries: _DcpEntries) -> Iterator[str]:
+    for name, (_, _, boxes) in entries.arrays.items():
+        missing = [box for box in boxes if (name, box.start) not in entries.entries]
         if missing:
             yield f"{name}: no file for the part from {list(missing[0].start)} to {list(missing[0].stop)}"
-    yield from (f"{name}: no file" for name in listed.objects if (name, None) not in listed.entries)
+    yield from (f"{name}: no file" for name in entries.objects if (name, None) not in entries.entries)
 
 
-def _at_one_location(listed: _DcpEntries) -> Iterator[str]:
+def _colliding_names(entries: _DcpEntries) -> Iterator[str]:
     """Yield names that the metadata map to the same path of the saved tree, so that one would be lost."""
     first: dict[TreePath, str] = {}
-    for name in (*listed.arrays, *listed.objects):
-        other = first.setdefault(listed.paths.get(name, (name,)), name)
+    for name in (*entries.arrays, *entries.objects):
+        other = first.setdefault(entries.paths.get(name, (name,)), name)
         if other != name:
             yield f"{other} and {name}: both have the same path in the saved tree"
 
 
-def _files(path: Location, listed: _DcpEntries) -> dict[str, File]:
+def _files(path: Location, entries: _DcpEntries) -> dict[str, File]:
     """Open the files of all entries, checking that each is long enough."""
     ends: dict[str, int] = defaultdict(int)
-    for entry in listed.entries.values():
+    for entry in entries.entries.values():
         ends[entry.file] = max(ends[entry.file], entry.offset + entry.nbytes)
     there = {item.name: item for item in path.entries() if not item.is_dir}
     missing = [name for name in ends if name not in there]
@@ -313,13 +313,13 @@ def _files(path: Location, listed: _DcpEntries) -> dict[str, File]:
 
 
 def _objects(
-    path: Location, listed: _DcpEntries, files: Mapping[str, File], leaves: dict[TreePath, Leaf]
+    path: Location, entries: _DcpEntries, files: Mapping[str, File], leaves: dict[TreePath, Leaf]
 ) -> tuple[frozenset[TreePath], dict[TreePath, str]]:
     """Add numbers and texts to the leaves; return the paths of numbers, and the other objects."""
     scalars: set[TreePath] = set()
     others: dict[TreePath, str] = {}
-    for name in listed.objects:
-        at, entry = listed.paths.get(name, (name,)), listed.entries[name, None]
+    for name in entries.objects:
+        at, entry = entries.paths.get(name, (name,)), entries.entries[name, None]
         if entry.nbytes > _LARGEST_OBJECT:
             others[at] = f"an object of {entry.nbytes:,} bytes"
             continue
@@ -337,7 +337,7 @@ def _tensor(record: Record, storages: Any) -> LazyArray:
 
 
 # torch writes about a kilobyte in addition to the tensor.
-_MOST_PICKLE = 1 << 20
+_MAX_PICKLE = 1 << 20
 
 # Opening an archive takes about 15 reads, so small archives are first read completely.
 _SMALL = 32 << 10
@@ -348,9 +348,9 @@ class FilePart(File):
 
     __slots__ = ("_held", "_offset", "_whole", "path", "size", "version")
 
-    def __init__(self, whole: ByteSource, offset: int, size: int) -> None:
-        self._whole, self._offset, self._held = whole, offset, b""
-        self.path, self.size, self.version = whole.path, size, whole.version
+    def __init__(self, source: ByteSource, offset: int, size: int) -> None:
+        self._whole, self._offset, self._held = source, offset, b""
+        self.path, self.size, self.version = source.path, size, source.version
 
     def read_into(self, offset: int, out: Buffer) -> None:
         view = memoryview(out).cast("B")
@@ -358,9 +358,9 @@ class FilePart(File):
             self._whole.read_into(self._offset + offset, out)
             return
         if not self._held:
-            held = bytearray(self.size)
-            self._whole.read_into(self._offset, held)
-            self._held = bytes(held)
+            buffer = bytearray(self.size)
+            self._whole.read_into(self._offset, buffer)
+            self._held = bytes(buffer)
         view[:] = self._held[offset : offset + len(view)]
 
 
@@ -431,17 +431,17 @@ class SavedTensor:
     def _found(self) -> LazyArray:
         part = FilePart(self.source, self.offset, self.nbytes)
         if part.read(0, min(4, part.size)) != archive.MAGIC:
-            return self._in_safetensors(part)
+            return self._load_safetensors(part)
         value, storages = saved_value(part, self.source, self.offset)
         try:
             if isinstance(value, Record):
                 return lazy_tensor(value, storages)
-            why = "not a tensor"
+            reason = "not a tensor"
         except NotReadableError as error:
-            why = str(error)
-        raise FormatError(f"a tensor cannot be read: {why}", location=self._location)
+            reason = str(error)
+        raise FormatError(f"a tensor cannot be read: {reason}", location=self._location)
 
-    def _in_safetensors(self, part: FilePart) -> LazyArray:
+    def _load_safetensors(self, part: FilePart) -> LazyArray:
         """Return the tensor of a safetensors entry (torch's `SerializationFormat.SAFETENSORS`)."""
         header = parse_header(part)
         if len(header.entries) != 1:
@@ -451,7 +451,7 @@ class SavedTensor:
         return Stored(entry.shape, entry.dtype, self.source, start)
 
 
-def saved_value(part: FilePart, whole: ByteSource, offset: int) -> tuple[object, dict[str, StorageRange]]:
+def saved_value(part: FilePart, source: ByteSource, offset: int) -> tuple[object, dict[str, StorageRange]]:
     """Return the value of an embedded torch.save file, and the ranges of its storages.
 
     Args:
@@ -461,15 +461,15 @@ def saved_value(part: FilePart, whole: ByteSource, offset: int) -> tuple[object,
     Raises:
         FormatError: The embedded file is damaged, or has objects that weights do not have.
     """
-    result = archive.opened(part, _MOST_PICKLE)
+    result = archive.open_archive(part, _MAX_PICKLE)
     storages = {}
     for name in result.storages:
         start, nbytes = result.range_of(name)
-        storages[name] = StorageRange(whole, offset + start, nbytes)
-    return unpickled(result.pickled, is_of_training, f"{whole.path}, byte {offset:,}"), storages
+        storages[name] = StorageRange(source, offset + start, nbytes)
+    return unpickle(result.pickled, is_of_training, f"{source.path}, byte {offset:,}"), storages
 
 
-def checksums_of(whole: File, offset: int, nbytes: int, name: str) -> Iterator[ChecksummedRange]:
+def checksums_of(source: File, offset: int, nbytes: int, name: str) -> Iterator[ChecksummedRange]:
     """Yield the storages with a checksum in an embedded torch.save file; files of other kinds have none.
 
     Args:
@@ -479,10 +479,10 @@ def checksums_of(whole: File, offset: int, nbytes: int, name: str) -> Iterator[C
     Raises:
         FormatError: As for `saved_value`.
     """
-    part = FilePart(whole, offset, nbytes)
+    part = FilePart(source, offset, nbytes)
     if part.read(0, min(4, part.size)) == archive.MAGIC:
-        for checksum in archive.opened(part, _MOST_PICKLE).checksums():
-            yield replace(checksum, file=whole, name=name, offset=offset + checksum.offset)
+        for checksum in archive.open_archive(part, _MAX_PICKLE).checksums():
+            yield replace(checksum, file=source, name=name, offset=offset + checksum.offset)
 
 
 FORMAT = DistributedFormat()

@@ -17,7 +17,7 @@ from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.read_only import ReadOnlyFormat, left_out
 from ckpttools.formats.sidecar_files import sidecar_config
 from ckpttools.formats.torch import archive
-from ckpttools.formats.torch.archive import saved_file
+from ckpttools.formats.torch.archive import open_saved_file
 from ckpttools.formats.torch.state import State, state_of
 from ckpttools.formats.weight_files import WeightNames, reason
 from ckpttools.stores.checksums import ChecksummedRange
@@ -33,9 +33,9 @@ class TorchFormat(ReadOnlyFormat):
     """The `torch` format; implements `ckpttools.formats.base.Format`."""
 
     name: str = "torch"
-    looks_for: str = "torch.save files that are truncated, damaged or unsafe to load"
+    fault_summary: str = "torch.save files that are truncated, damaged or unsafe to load"
 
-    def why_not(self, path: Location) -> str | None:
+    def mismatch_reason(self, path: Location) -> str | None:
         try:
             result = _NAMES.find(path)
             return _archive_mismatch(path) if result.index is None and result.folder != path else None
@@ -99,7 +99,7 @@ def _files_below(path: Location) -> Sequence[Location]:
 
 
 def _open_state_file(location: Location, options: ReadOptions) -> _StateFile:
-    saved = saved_file(location, options)
+    saved = open_saved_file(location, options)
     return _StateFile(location, state_of(saved.value, saved.nbytes, saved.tensor, str(location)))
 
 

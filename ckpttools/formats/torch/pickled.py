@@ -64,7 +64,7 @@ class NamelessCallError(DamagedPickleError):
     """The callee is itself the result of a call, such as a method from `getattr`."""
 
 
-def in_few_words(value: Any) -> str:
+def describe_briefly(value: Any) -> str:
     """Describe a value briefly, regardless of its size."""
     if isinstance(value, Record):
         return str(value.made_by)

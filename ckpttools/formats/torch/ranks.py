@@ -17,10 +17,10 @@ from ckpttools.core.notes import Notes
 from ckpttools.core.region import Region
 from ckpttools.core.text import plural, sample_names
 from ckpttools.formats.base import NOT_A_DIRECTORY, ReadOptions
-from ckpttools.formats.pieced import Piece, pieced
+from ckpttools.formats.pieced import Piece, assemble_boxes
 from ckpttools.formats.read_only import ReadOnlyFormat, left_out
 from ckpttools.formats.sidecar_files import sidecar_config
-from ckpttools.formats.torch.archive import COPY_ALL, MOST_RANKS, SavedFile, checksums_in, saved_file
+from ckpttools.formats.torch.archive import COPY_ALL, MAX_RANKS, SavedFile, checksums_in, open_saved_file
 from ckpttools.formats.torch.pickled import Record
 from ckpttools.formats.torch.replica_check import Twins
 from ckpttools.formats.torch.state import LocalPart, State, is_distributed, local_part, state_of
@@ -32,7 +32,7 @@ from ckpttools.stores.registry import parse
 
 _RANK = re.compile(r"model_world_size_(?P<count>\d+)_rank_(?P<rank>\d+)\.pt", re.DOTALL)
 # Directory of verl's configuration and tokenizer.
-_BESIDE = "huggingface"
+_MODEL_DIRECTORY = "huggingface"
 # Key of the learning-rate schedule, which records the step.
 _EXTRA = "extra_state_world_size_{count}_rank_{rank}.pt"
 
@@ -42,24 +42,24 @@ class RanksFormat(ReadOnlyFormat):
     """The `torch-ranks` format; implements `ckpttools.formats.base.Format`."""
 
     name: str = "torch-ranks"
-    looks_for: str = "files of PyTorch processes that are missing or inconsistent"
+    fault_summary: str = "files of PyTorch processes that are missing or inconsistent"
     rank_files: str = "model_world_size_N_rank_R.pt, as verl and SkyRL save them"
 
-    def why_not(self, path: Location) -> str | None:
+    def mismatch_reason(self, path: Location) -> str | None:
         if not path.is_dir():
             return NOT_A_DIRECTORY
         return None if _files(path) else "no model_world_size_N_rank_R.pt in it"
 
     def open(self, path: Location, options: ReadOptions) -> Tree:
-        return _opened(path, options)
+        return _open(path, options)
 
     def checksums(self, path: Location, options: ReadOptions) -> Iterable[ChecksummedRange]:
         """See `ckpttools.formats.base.SupportsChecksums.checksums`."""
         return checksums_in(path.glob("*.pt"), options.max_header_bytes)
 
     def sidecars(self, tree: Tree) -> Location:
-        beside = parse(tree.metadata.location) / _BESIDE
-        return beside if beside.is_dir() else super().sidecars(tree)
+        model_directory = parse(tree.metadata.location) / _MODEL_DIRECTORY
+        return model_directory if model_directory.is_dir() else super().sidecars(tree)
 
 
 FORMAT = RanksFormat()
@@ -97,7 +97,7 @@ class _RankShards:
         # first in `parts`, wins.
         mesh = self.mesh
         pieces = [Piece(part.box(mesh), part.array) for part in reversed(self.parts.values())]
-        return pieced(shape, dtype, pieces)
+        return assemble_boxes(shape, dtype, pieces)
 
 
 def _files(folder: Location) -> dict[int, tuple[str, int]]:
@@ -106,7 +106,7 @@ def _files(folder: Location) -> dict[int, tuple[str, int]]:
     return {int(match["rank"]): (match[0], int(match["count"])) for match in matches if match}
 
 
-def _opened(path: Location, options: ReadOptions) -> Tree:
+def _open(path: Location, options: ReadOptions) -> Tree:
     files = dict(sorted(_files(path).items()))
     counts = {count for _, count in files.values()}
     if len(counts) > 1:
@@ -118,18 +118,20 @@ def _opened(path: Location, options: ReadOptions) -> Tree:
             hint="move the others away",
         )
     count = counts.pop()
-    if count > MOST_RANKS or max(files) >= count:
+    if count > MAX_RANKS or max(files) >= count:
         raise FormatError(
             "the file names have an invalid number of processes", location=path, got=files[max(files)][0]
         )
     locations = [path / name for name, _ in files.values()]
-    saved = map_concurrently(path.store, lambda location: saved_file(location, options), locations)
-    lacking = _lacking(count, sorted({*range(count)} - {*files}))
+    saved = map_concurrently(path.store, lambda location: open_saved_file(location, options), locations)
+    missing_text = _describe_missing(count, sorted({*range(count)} - {*files}))
     _check_step(path, [_EXTRA.format(count=count, rank=rank) for rank in files], options)
-    return _tree(path, _preferred_first(dict(zip(files, saved, strict=True)), options), lacking, options)
+    return _tree(
+        path, _order_by_preference(dict(zip(files, saved, strict=True)), options), missing_text, options
+    )
 
 
-def _preferred_first(saved: Mapping[int, SavedFile], options: ReadOptions) -> dict[int, SavedFile]:
+def _order_by_preference(saved: Mapping[int, SavedFile], options: ReadOptions) -> dict[int, SavedFile]:
     """Return the files in order of preference for replicated values."""
     unknown = sorted({*options.prefer_rank} - {*saved})
     if unknown:
@@ -143,9 +145,9 @@ def _preferred_first(saved: Mapping[int, SavedFile], options: ReadOptions) -> di
 
 def _check_step(path: Location, names: Sequence[str], options: ReadOptions) -> None:
     """Raise FormatError if the files record different step counts."""
-    there = [name for name in names if (path / name).is_file()]
-    result = map_concurrently(path.store, lambda name: _step(path / name, options), there)
-    steps = {name: step for name, step in zip(there, result, strict=True) if step is not None}
+    existing = [name for name in names if (path / name).is_file()]
+    result = map_concurrently(path.store, lambda name: _step(path / name, options), existing)
+    steps = {name: step for name, step in zip(existing, result, strict=True) if step is not None}
     if len({*steps.values()}) > 1:
         lines = [f"{name}: step {step}" for name, step in steps.items()]
         raise FormatError("files of several steps:" + listing(lines), location=path, hint=COPY_ALL)
@@ -154,7 +156,7 @@ def _check_step(path: Location, names: Sequence[str], options: ReadOptions) -> N
 def _step(location: Location, options: ReadOptions) -> int | None:
     """Return the step count of a process; None if it is unknown."""
     try:
-        value = saved_file(location, options).value
+        value = open_saved_file(location, options).value
     except FormatError:
         return None
     schedule = value.get("lr_scheduler") if isinstance(value, dict) else None
@@ -162,19 +164,21 @@ def _step(location: Location, options: ReadOptions) -> int | None:
     return step if type(step) is int else None
 
 
-def _tree(path: Location, saved: Mapping[int, SavedFile], lacking: str | None, options: ReadOptions) -> Tree:
+def _tree(
+    path: Location, saved: Mapping[int, SavedFile], missing_text: str | None, options: ReadOptions
+) -> Tree:
     spread: dict[TreePath, _RankShards] = {}
     plain: dict[int, State] = {}
-    wrong: list[str] = []
+    faults: list[str] = []
     for rank, file in saved.items():
         rest = {}
         for name, value in _state_dict(file).items():
             if is_distributed(value):
-                _gather(spread, name, value, rank, file, wrong)
+                _gather(spread, name, value, rank, file, faults)
             else:
                 rest[name] = value
         plain[rank] = state_of(rest, file.nbytes, file.tensor, str(file.location))
-    whole, twins = _merged(plain)
+    merged, twins = _merge_plain(plain)
     if len(saved) > 1 and not spread:
         raise FormatError(
             "no tensor in these files records its position in the complete tensor",
@@ -183,28 +187,30 @@ def _tree(path: Location, saved: Mapping[int, SavedFile], lacking: str | None, o
             hint="save a full state dict, or with torch.distributed.checkpoint",
         )
     for at, item in spread.items():
-        if at in whole.leaves:
-            wrong.append(f"{dotted(at)}: some processes have a part of it, others the complete tensor")
+        if at in merged.leaves:
+            faults.append(f"{dotted(at)}: some processes have a part of it, others the complete tensor")
         try:
-            whole.leaves[at] = item.whole()
+            merged.leaves[at] = item.whole()
             arrays = {rank: part.array for rank, part in item.parts.items()}
             twins += [Twins(dotted(at), pair, (arrays[pair[0]], arrays[pair[1]])) for pair in item.twins]
         except (ValueError, NotReadableError) as error:
-            wrong.append(f"{dotted(at)}: {error}")
-    unlike, decided = _unlike(path, twins, options)
-    if wrong and lacking:
-        raise _incomplete(path, lacking, len(wrong))
-    if wrong or unlike:
-        _refuse(path, len(saved), _twice(spread) if wrong else "", wrong, unlike)
-    config = sidecar_config(path) or sidecar_config(path / _BESIDE)
-    notes, scalars = left_out(whole.others), frozenset(whole.scalars)
+            faults.append(f"{dotted(at)}: {error}")
+    unlike, decided = _replica_differences(path, twins, options)
+    if faults and missing_text:
+        raise _incomplete(path, missing_text, len(faults))
+    if faults or unlike:
+        _refuse(path, len(saved), _describe_duplicates(spread) if faults else "", faults, unlike)
+    config = sidecar_config(path) or sidecar_config(path / _MODEL_DIRECTORY)
+    notes, scalars = left_out(merged.others), frozenset(merged.scalars)
     metadata = Metadata(
         FORMAT.name, config=config, scalars=scalars, location=str(path), notes=notes + decided
     )
-    return Tree({at: leaf for at, leaf in whole.leaves.items() if at != ()}, metadata)
+    return Tree({at: leaf for at, leaf in merged.leaves.items() if at != ()}, metadata)
 
 
-def _unlike(path: Location, twins: Sequence[Twins], options: ReadOptions) -> tuple[dict[str, int], Notes]:
+def _replica_differences(
+    path: Location, twins: Sequence[Twins], options: ReadOptions
+) -> tuple[dict[str, int], Notes]:
     """Return the differences between replicas with a rank for each, and remarks about the user's choice."""
     problems = map_concurrently(path.store, Twins.problem, twins)
     result = [(item, problem) for item, problem in zip(twins, problems, strict=True) if problem]
@@ -238,30 +244,30 @@ def _gather(
     value: Record,
     rank: int,
     file: SavedFile,
-    wrong: list[str],
+    faults: list[str],
 ) -> None:
     try:
         part = local_part(value, file.storages)
     except NotReadableError as error:
-        wrong.append(f"{name}, rank {rank}: {error}")
+        faults.append(f"{name}, rank {rank}: {error}")
         return
     spread.setdefault((name,), _RankShards()).parts[rank] = part
 
 
-def _merged(plain: Mapping[int, State]) -> tuple[State, list[Twins]]:
+def _merge_plain(plain: Mapping[int, State]) -> tuple[State, list[Twins]]:
     """Return unsharded values from the first process, and their replicas on other processes."""
-    whole, owners, twins = State(), dict[TreePath, int](), list[Twins]()
+    merged, owners, twins = State(), dict[TreePath, int](), list[Twins]()
     for rank, one in plain.items():
         for at, leaf in one.leaves.items():
-            known, owner = whole.leaves.setdefault(at, leaf), owners.setdefault(at, rank)
+            known, owner = merged.leaves.setdefault(at, leaf), owners.setdefault(at, rank)
             if owner != rank and isinstance(leaf, LazyArray) and isinstance(known, LazyArray):
                 twins.append(Twins(dotted(at), (owner, rank), (known, leaf)))
-        whole.scalars |= one.scalars
-        whole.others |= one.others
-    return whole, twins
+        merged.scalars |= one.scalars
+        merged.others |= one.others
+    return merged, twins
 
 
-def _lacking(count: int, missing: Sequence[int]) -> str | None:
+def _describe_missing(count: int, missing: Sequence[int]) -> str | None:
     """Describe the missing files, judged by the names of the others."""
     if not missing:
         return None
@@ -270,12 +276,12 @@ def _lacking(count: int, missing: Sequence[int]) -> str | None:
     return f"{count:,} processes saved, and of their files {those} missing"
 
 
-def _incomplete(path: Location, lacking: str, tensors: int) -> FormatError:
-    what = f"{lacking}: {plural(tensors, 'tensor')} cannot be assembled"
-    return FormatError(what, location=path, expected="one file of each process", hint=COPY_ALL)
+def _incomplete(path: Location, missing_text: str, tensors: int) -> FormatError:
+    message = f"{missing_text}: {plural(tensors, 'tensor')} cannot be assembled"
+    return FormatError(message, location=path, expected="one file of each process", hint=COPY_ALL)
 
 
-def _twice(spread: Mapping[TreePath, _RankShards]) -> str:
+def _describe_duplicates(spread: Mapping[TreePath, _RankShards]) -> str:
     """Describe the files that are duplicates, if they can be recognized."""
     try:
         # Replicas share their part of some tensors; copied files share all of them.
@@ -287,19 +293,19 @@ def _twice(spread: Mapping[TreePath, _RankShards]) -> str:
 
 
 def _refuse(
-    path: Location, count: int, lacking: str, wrong: Sequence[str], unlike: Mapping[str, int]
+    path: Location, count: int, missing_text: str, faults: Sequence[str], unlike: Mapping[str, int]
 ) -> NoReturn:
     owner = next(iter(unlike.values()), 0)
     preferred = wording.option("prefer_rank", owner)
     converted = wording.action("convert", "SRC", "DST", format="safetensors", prefer_rank=owner)
-    chosen = (
+    hint = (
         f"; if process {owner} is known to be right, {preferred} uses its values: "
         f"run {converted} first if a command lacks this option"
     )
     raise FormatError(
-        f"tensors cannot be assembled from the files of {count} processes{lacking}:"
-        + listing([*wrong, *unlike]),
+        f"tensors cannot be assembled from the files of {count} processes{missing_text}:"
+        + listing([*faults, *unlike]),
         location=path,
         expected="complete parts of each tensor, and equal values in replicas",
-        hint=COPY_ALL + (chosen if unlike and not wrong else ""),
+        hint=COPY_ALL + (hint if unlike and not faults else ""),
     )

@@ -21,11 +21,11 @@ from ckpttools.stores.location import Location
 # about 50 MB for this.
 _ENDS = 4096
 # Number of additional ranges to compare in files that look alike.
-_MOST_SPANS = 64
+_MAX_SPANS = 64
 
-_Look = tuple[Shape, int, bytes]
+_Examination = tuple[Shape, int, bytes]
 """A part's shape, its element size, and the elements at both ends."""
-_Looks = Mapping[str, _Look]
+_Looks = Mapping[str, _Examination]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def refuse_copies(files: Mapping[str, ProcessFile], location: Location, hint: st
         return {what: (item.shape, item.dtype.itemsize, ends_of(item)) for what, item in parts}
 
     looks = dict(zip(files, map_concurrently(location.store, looked_at, files), strict=True))
-    groups: dict[tuple[_Look, ...], list[str]] = {}
+    groups: dict[tuple[_Examination, ...], list[str]] = {}
     for name, result in looks.items():
         if not all(_is_of_one_number(ends, itemsize) for _, itemsize, ends in result.values()):
             groups.setdefault(tuple(result.values()), []).append(name)
@@ -115,7 +115,7 @@ def refuse_copies(files: Mapping[str, ProcessFile], location: Location, hint: st
         " = ".join(names)
         for suspect in groups.values()
         if len(suspect) > 1 and not _are_experts([files[name].parts for name in suspect], looks.values())
-        for names in _alike(files, suspect)
+        for names in _group_equal_files(files, suspect)
     ]
     if twice:
         raise FormatError(
@@ -126,7 +126,7 @@ def refuse_copies(files: Mapping[str, ProcessFile], location: Location, hint: st
         )
 
 
-def _alike(files: Mapping[str, ProcessFile], names: Sequence[str]) -> list[list[str]]:
+def _group_equal_files(files: Mapping[str, ProcessFile], names: Sequence[str]) -> list[list[str]]:
     """Group files that agree wherever any of them has data; only these can be copies."""
 
     @cache
@@ -142,9 +142,7 @@ def _alike(files: Mapping[str, ProcessFile], names: Sequence[str]) -> list[list[
         spans = all_spans[name]
         # Compare one range of each length: weights of the same shape may be equal, but a different shape
         # means different weights.
-        looked_at = sorted({span[1]: span for span in spans}.values(), key=lambda span: -span[1])[
-            :_MOST_SPANS
-        ]
+        looked_at = sorted({span[1]: span for span in spans}.values(), key=lambda span: -span[1])[:_MAX_SPANS]
         for first in groups:
             within = all_spans[first]
             if (spans <= within or within <= spans) and all(
@@ -157,7 +155,7 @@ def _alike(files: Mapping[str, ProcessFile], names: Sequence[str]) -> list[list[
     return [group for group in groups.values() if len(group) > 1]
 
 
-def _are_experts(alike: Sequence[Mapping[str, LazyArray]], looks: Collection[_Looks]) -> bool:
+def _are_experts(expert_layers: Sequence[Mapping[str, LazyArray]], looks: Collection[_Looks]) -> bool:
     """Return whether the equal data of several files are experts that are copies of each other.
 
     This is the case if rows repeat in each file, or if three or more files have these arrays and all of them
@@ -167,15 +165,15 @@ def _are_experts(alike: Sequence[Mapping[str, LazyArray]], looks: Collection[_Lo
         alike: The equal data of the files.
         looks: The compared data of all files.
     """
-    first = alike[0]
+    first = expert_layers[0]
 
-    def are_copies(what: str) -> bool:
-        result = [look[what] for look in looks if what in look]
-        return first[what].ndim > 2 and len(result) > 2 and len({*result}) == 1
+    def are_copies(name: str) -> bool:
+        result = [look[name] for look in looks if name in look]
+        return first[name].ndim > 2 and len(result) > 2 and len({*result}) == 1
 
     if all(map(_is_repeated, first.values())):
         return True
-    return all(item.keys() == first.keys() for item in alike) and all(map(are_copies, first))
+    return all(item.keys() == first.keys() for item in expert_layers) and all(map(are_copies, first))
 
 
 def _is_repeated(array: LazyArray) -> bool:

@@ -14,7 +14,7 @@ from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.region import Region, Shape, ceil_div
 from ckpttools.formats.json_file import DEEPEST
-from ckpttools.formats.torch.pickled import Global, Record, in_few_words
+from ckpttools.formats.torch.pickled import Global, Record, describe_briefly
 from ckpttools.formats.torch.tensors import (
     NotReadableError,
     StorageRange,
@@ -26,12 +26,12 @@ from ckpttools.formats.torch.tensors import (
 
 # Values may contain one another: a pickle of a kilobyte can have more leaves than any checkpoint. Normally,
 # each leaf takes at least one byte, and few leaves are shared.
-_FEW = 1000
+_MIN_LEAVES_PER_LEVEL = 1000
 # A leaf takes about 300 bytes.
-_MOST_LEAVES = 2_000_000
+_MAX_LEAVES = 2_000_000
 _KEYS_PER_LEAF = 32
 _PART = "one process's part of a distributed tensor (DTensor)"
-_OF_PARTS = (
+_PARTIAL_CLASSES = (
     "for files named model_world_size_N_rank_R.pt, pass the directory with those of all processes; "
     "otherwise save each as tensor.full_tensor()"
 )
@@ -58,12 +58,12 @@ class State:
     def refuse_unreadable(self, location: str) -> None:
         """Raise FormatError if tensors are unreadable; the message lists all of them."""
         if self.unreadable:
-            lines = [f"{'.'.join(map(str, path))}: {why}" for path, why in self.unreadable.items()]
+            lines = [f"{'.'.join(map(str, path))}: {reason}" for path, reason in self.unreadable.items()]
             raise FormatError(
                 "some tensors do not own plain numeric data:" + listing(lines),
                 location=location,
                 expected="dense tensors with all of their elements in the file",
-                hint=_OF_PARTS
+                hint=_PARTIAL_CLASSES
                 if _PART in self.unreadable.values()
                 else "save each as tensor.detach().contiguous().clone()",
             )
@@ -83,7 +83,7 @@ def state_of(value: Any, nbytes: int, tensor: Tensor, location: str) -> State:
             has a tensor that cannot be read.
     """
     state = State()
-    for path, item in _walk(value, min(_FEW + nbytes, _MOST_LEAVES), location):
+    for path, item in _walk(value, min(_MIN_LEAVES_PER_LEVEL + nbytes, _MAX_LEAVES), location):
         _put(state, path, item, tensor)
     state.refuse_unreadable(location)
     return state
@@ -92,19 +92,19 @@ def state_of(value: Any, nbytes: int, tensor: Tensor, location: str) -> State:
 def _walk(value: Any, limit: int, location: str) -> Iterator[tuple[Path, Any]]:
     """Yield leaves and empty containers in order, limiting their number and the length of their paths."""
     rest: list[tuple[Path, Any]] = [((), value)]
-    met, keys = 1, 0
+    visited, keys = 1, 0
     while rest:
-        path, each = rest.pop()
-        inside = len(each) if isinstance(each, list | tuple | dict) else 0
-        met += inside
+        path, node = rest.pop()
+        inside = len(node) if isinstance(node, list | tuple | dict) else 0
+        visited += inside
         keys += inside * (len(path) + 1)
-        if met > limit or keys > _KEYS_PER_LEAF * limit:
-            raise _strange(location, f"more than {limit:,} values, or one value in too many places")
-        inner = _inner(each, location) if inside else {}
+        if visited > limit or keys > _KEYS_PER_LEAF * limit:
+            raise _unsupported_error(location, f"more than {limit:,} values, or one value in too many places")
+        inner = _inner(node, location) if inside else {}
         if not inner:
-            yield path, each
+            yield path, node
         elif len(path) >= DEEPEST:
-            raise _strange(location, f"values nested more than {DEEPEST} levels deep")
+            raise _unsupported_error(location, f"values nested more than {DEEPEST} levels deep")
         else:
             rest.extend(((*path, key), below) for key, below in reversed(list(inner.items())))
 
@@ -115,17 +115,17 @@ def _inner(value: Any, location: str) -> Mapping[Any, Any]:
         return dict(enumerate(value))
     if not isinstance(value, dict):
         return {}
-    strange = next((key for key in value if type(key) not in (str, int)), None)
-    if strange is not None:
-        raise _strange(location, f"a {type(strange).__name__} used as a key")
+    invalid_key = next((key for key in value if type(key) not in (str, int)), None)
+    if invalid_key is not None:
+        raise _unsupported_error(location, f"a {type(invalid_key).__name__} used as a key")
     return value
 
 
-def _strange(location: str, what: str) -> FormatError:
+def _unsupported_error(location: str, problem: str) -> FormatError:
     return FormatError(
         "the pickle does not have the structure of weights",
         location=location,
-        got=what,
+        got=problem,
         expected="dictionaries of tensors by name",
         hint="if you trust its author, save only the weights: torch.save(model.state_dict(), FILE)",
     )
@@ -147,7 +147,7 @@ def _put(state: State, path: Path, value: Any, tensor: Tensor) -> None:
     elif isinstance(value, dict | list | tuple):
         state.leaves[path] = Empty(type(value).__name__.capitalize())
     else:
-        state.others[path] = in_few_words(value)
+        state.others[path] = describe_briefly(value)
 
 
 # Classes moved from `torch.distributed._tensor` to `torch.distributed.tensor`; only the last name component

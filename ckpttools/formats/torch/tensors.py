@@ -13,7 +13,7 @@ from ckpttools.array.nodes import Constant, Stored, concat, relayout, window
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.region import Shape
-from ckpttools.formats.torch.pickled import Global, Persistent, Record, in_few_words
+from ckpttools.formats.torch.pickled import Global, Persistent, Record, describe_briefly
 
 # Names of `torch.<X>Storage` and of `torch.<dtype>` in torch 2.13 (torch/storage.py, torch/_utils.py).
 # Quantized types such as QInt8Storage are not included, because they store quantized values.
@@ -87,14 +87,14 @@ def lazy_tensor(record: Record, storages: Mapping[str, StorageRange]) -> LazyArr
     Raises:
         NotReadableError: The tensor is not dense, not numeric, or extends beyond its storage.
     """
-    record = _unwrapped(record)
+    record = _unwrap(record)
     kind, args = record.name, record.args
     if kind not in ("_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_tensor") or len(args) < 4:
         raise NotReadableError(f"made by {record.made_by}, which is not a dense tensor")
     untyped = kind.endswith("v3")
     _refuse_lazy(args[7:] if untyped else args[6:])
     name, dtype = _storage(args[0], args[6] if untyped and len(args) > 6 else None)
-    offset, shape, stride = args[1], _whole(args[2]), _whole(args[3])
+    offset, shape, stride = args[1], _as_shape(args[2]), _as_shape(args[3])
     if type(offset) is not int or offset < 0 or len(shape) != len(stride):
         raise NotReadableError("its location in the storage is damaged")
     if name not in storages:
@@ -113,7 +113,7 @@ def _refuse_lazy(declared: Sequence[Any]) -> None:
         )
 
 
-def _unwrapped(record: Record) -> Record:
+def _unwrap(record: Record) -> Record:
     """Return the tensor inside a parameter, or inside a tensor subclass that adds nothing."""
     for _ in range(8):
         inner: Any = None
@@ -138,11 +138,11 @@ def _storage(value: Any, declared: Any) -> tuple[str, DType]:
     _, kind, name, *_ = value.key
     dtype = dtype_named(declared if declared is not None else kind)
     if not isinstance(name, str) or dtype is None:
-        raise NotReadableError(f"unknown dtype: {in_few_words(kind if declared is None else declared)}")
+        raise NotReadableError(f"unknown dtype: {describe_briefly(kind if declared is None else declared)}")
     return name, dtype
 
 
-def _whole(value: Any) -> Shape:
+def _as_shape(value: Any) -> Shape:
     lengths = torch_lengths(value)
     if lengths is None:
         raise NotReadableError("its shape or strides are damaged")
@@ -173,20 +173,20 @@ def strided(storage: StorageRange, dtype: DType, offset: int, shape: Shape, stri
     if not prod(shape):
         return Constant(shape, dtype, bytes(dtype.itemsize))
     last = offset + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
-    held = storage.nbytes // dtype.itemsize
-    if last >= held:
-        raise NotReadableError(f"its last element has index {last:,} in a storage of {held:,}")
+    available = storage.nbytes // dtype.itemsize
+    if last >= available:
+        raise NotReadableError(f"its last element has index {last:,} in a storage of {available:,}")
     if _is_contiguous(shape, stride):
         return Stored(shape, dtype, storage.file, storage.start + offset * dtype.itemsize)
     axes = sorted((axis for axis, length in enumerate(shape) if length > 1), key=lambda axis: -stride[axis])
     steps = [(shape[axis], stride[axis]) for axis in axes]
-    box = _box(offset, steps, held)
+    box = _box(offset, steps, available)
     if box is None:
         # Examples are every third element of a row of ten, diagonals, and rows that end with the storage.
-        rest = Stored((held - offset,), dtype, storage.file, storage.start + offset * dtype.itemsize)
-        return _in_order(_picked(rest, steps), axes, shape)
+        rest = Stored((available - offset,), dtype, storage.file, storage.start + offset * dtype.itemsize)
+        return _reorder_axes(_pick(rest, steps), axes, shape)
     stored = Stored(box.full, dtype, storage.file, storage.start + box.begin * dtype.itemsize)
-    return _in_order(window(stored, box.start, box.shape), axes, shape)
+    return _reorder_axes(window(stored, box.start, box.shape), axes, shape)
 
 
 def _is_contiguous(shape: Shape, stride: Shape) -> bool:
@@ -215,7 +215,7 @@ class _Box:
     shape: Shape
 
 
-def _box(offset: int, axes: Sequence[tuple[int, int]], held: int) -> _Box | None:
+def _box(offset: int, axes: Sequence[tuple[int, int]], available: int) -> _Box | None:
     """Return the box for the given axes, or None if no array has a box with these strides.
 
     Axes are (length, stride) pairs with decreasing strides. An axis of length 1 is added unless the last
@@ -232,10 +232,10 @@ def _box(offset: int, axes: Sequence[tuple[int, int]], held: int) -> _Box | None
         return None
     shape = tuple(length for length, _ in axes)
     full = (*shape[:1], *pitches)
-    if offset + prod(full) <= held:
+    if offset + prod(full) <= available:
         return _Box(full, offset, (0,) * len(shape), shape)
     # The last row of the array would extend beyond the end, so the box is shifted in the array.
-    left, inside = offset + prod(full) - held, []
+    left, inside = offset + prod(full) - available, []
     for (length, step), pitch in zip(axes[1:], pitches, strict=True):
         inside.append(min(pitch - length, left // step))
         left -= inside[-1] * step
@@ -245,7 +245,7 @@ def _box(offset: int, axes: Sequence[tuple[int, int]], held: int) -> _Box | None
     return _Box(full, begin, (0, *inside), shape)
 
 
-def _picked(base: LazyArray, axes: Sequence[tuple[int, int]]) -> LazyArray:
+def _pick(base: LazyArray, axes: Sequence[tuple[int, int]]) -> LazyArray:
     """Select elements of the last axis of `base` with decreasing strides; adds an axis of length 1.
 
     Raises:
@@ -253,26 +253,35 @@ def _picked(base: LazyArray, axes: Sequence[tuple[int, int]]) -> LazyArray:
     """
     *outer, room = base.shape
     if not axes:
-        return _cut(base, 0, 1)
+        return _slice_last_axis(base, 0, 1)
     (length, step), *inner = axes
     if 1 + sum((n - 1) * s for n, s in inner) > step:
         raise NotReadableError(f"its elements overlap or interleave: (length, stride) {list(axes)}")
     # The last part may be shorter than its stride.
-    whole = min(length, room // step)
-    parts = [_picked(_split(_cut(base, 0, whole * step), whole), inner)] if whole else []
-    if whole < length:
-        parts.append(_picked(_split(_cut(base, whole * step, room - whole * step), 1), inner))
+    full_steps = min(length, room // step)
+    parts = (
+        [_pick(_split_last_axis(_slice_last_axis(base, 0, full_steps * step), full_steps), inner)]
+        if full_steps
+        else []
+    )
+    if full_steps < length:
+        parts.append(
+            _pick(
+                _split_last_axis(_slice_last_axis(base, full_steps * step, room - full_steps * step), 1),
+                inner,
+            )
+        )
     return concat(parts, len(outer))
 
 
-def _cut(base: LazyArray, start: int, length: int) -> LazyArray:
+def _slice_last_axis(base: LazyArray, start: int, length: int) -> LazyArray:
     """Return a range of the last axis."""
     if isinstance(base, Stored) and base.ndim == 1:
         return replace(base, shape=(length,), offset=base.offset + start * base.dtype.itemsize)
     return window(base, (*(0,) * (base.ndim - 1), start), (*base.shape[:-1], length))
 
 
-def _split(base: LazyArray, count: int) -> LazyArray:
+def _split_last_axis(base: LazyArray, count: int) -> LazyArray:
     """Split the last axis in two; the first part gets length `count`."""
     *outer, room = base.shape
     shape = (*outer, count, room // count)
@@ -282,7 +291,7 @@ def _split(base: LazyArray, count: int) -> LazyArray:
     return relayout(base, split, range(len(shape)), [1] * len(shape))
 
 
-def _in_order(source: LazyArray, axes: Sequence[int], shape: Shape) -> LazyArray:
+def _reorder_axes(source: LazyArray, axes: Sequence[int], shape: Shape) -> LazyArray:
     """Reorder the axes as in the view, and insert axes of length one."""
     merge = [0] * len(shape)
     for axis in axes:

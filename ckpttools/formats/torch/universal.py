@@ -16,10 +16,10 @@ from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.notes import Notes
 from ckpttools.core.region import Shape
 from ckpttools.formats.base import NOT_A_DIRECTORY, ReadOptions
-from ckpttools.formats.pieced import in_shape
+from ckpttools.formats.pieced import reshape_pieces
 from ckpttools.formats.read_only import ReadOnlyFormat
 from ckpttools.formats.sidecar_files import sidecar_config
-from ckpttools.formats.torch.archive import SavedFile, checksums_in, saved_file
+from ckpttools.formats.torch.archive import SavedFile, checksums_in, open_saved_file
 from ckpttools.formats.torch.latest import UNIVERSAL, missing_step, step_named
 from ckpttools.formats.torch.pickled import Record
 from ckpttools.formats.torch.tensors import NotReadableError, is_tensor
@@ -32,7 +32,7 @@ from ckpttools.stores.location import Location
 _FOLDER, _WEIGHTS, _STEP, _SUFFIX = "zero", "fp32.pt", "step.pt", ".pt"
 _MODEL = re.compile(r"(?:zero_pp_rank_(?P<rank>\d+)_)?mp_rank_(?P<model>\d+)_model_states\.pt", re.DOTALL)
 # Keys next to a parameter in current and earlier releases (`deepspeed.checkpoint.constants`).
-_OF_VOCABULARY = frozenset(("vocab_tensor", "vocab_divisibility_padding_tensor"))
+_VOCABULARY_KEYS = frozenset(("vocab_tensor", "vocab_divisibility_padding_tensor"))
 _HINT = "convert it again: python -m deepspeed.checkpoint.ds_to_universal"
 
 
@@ -41,9 +41,9 @@ class UniversalFormat(ReadOnlyFormat):
     """The `deepspeed-universal` format; implements `ckpttools.formats.base.Format`."""
 
     name: str = "deepspeed-universal"
-    looks_for: str = "DeepSpeed universal checkpoints that are incomplete or inconsistent"
+    fault_summary: str = "DeepSpeed universal checkpoints that are incomplete or inconsistent"
 
-    def why_not(self, path: Location) -> str | None:
+    def mismatch_reason(self, path: Location) -> str | None:
         if not path.is_dir():
             return NOT_A_DIRECTORY
         if _is_step(step_named(path, UNIVERSAL)) or missing_step(path, UNIVERSAL, _is_step):
@@ -54,7 +54,7 @@ class UniversalFormat(ReadOnlyFormat):
         if error := missing_step(path, UNIVERSAL, _is_step):
             raise error
         try:
-            return _opened(path, step_named(path, UNIVERSAL), options)
+            return _open(path, step_named(path, UNIVERSAL), options)
         except (ValueError, NotReadableError) as error:
             message = "the files of the parameters are inconsistent"
             raise FormatError(message, location=path, got=str(error), hint=_HINT) from error
@@ -66,7 +66,7 @@ class UniversalFormat(ReadOnlyFormat):
         files = (file for folder in folders for file in folder.glob(f"*{_SUFFIX}"))
         return checksums_in(files, options.max_header_bytes)
 
-    def lies_at(self, path: Location) -> Location:
+    def checkpoint_location(self, path: Location) -> Location:
         """See `ckpttools.formats.base.SupportsLocation.lies_at`."""
         return path if missing_step(path, UNIVERSAL, _is_step) else step_named(path, UNIVERSAL)
 
@@ -98,7 +98,7 @@ class _Parameter:
             return array
         if shape is None or not isinstance(array, Stored) or array.size != prod(shape):
             raise ValueError(f"{self.name}/{file} has {array.size:,} elements, but its shape is {shape}")
-        return in_shape([array], shape)
+        return reshape_pieces([array], shape)
 
     @property
     def moments(self) -> set[str]:
@@ -109,14 +109,14 @@ class _Parameter:
     def is_of_vocabulary(self) -> bool:
         """Whether padding rows of a vocabulary have been removed."""
         value = self.files[_WEIGHTS].value
-        return isinstance(value, dict) and not _OF_VOCABULARY.isdisjoint(value)
+        return isinstance(value, dict) and not _VOCABULARY_KEYS.isdisjoint(value)
 
     def step(self) -> int | None:
         saved = self.files[_STEP]
         return as_step(saved.value, saved)
 
 
-def _opened(path: Location, step: Location, options: ReadOptions) -> Tree:
+def _open(path: Location, step: Location, options: ReadOptions) -> Tree:
     result = _parameters(step / _FOLDER, options)
     model, is_whole = _model(step, options)
     shapes = {name: shape for group in model.shapes for name, shape in group.items()}
@@ -130,9 +130,9 @@ def _opened(path: Location, step: Location, options: ReadOptions) -> Tree:
     # Untrained weights are also stored in float32, regardless of their own dtype.
     others = {} if model.is_cut else model.others(weights)
     weights = {**saved, **weights, **others} if is_whole else {**saved, **weights}
-    lacking = sorted({*shapes} - {*saved} | {*others} - {*weights})
-    if lacking:
-        raise FormatError(f"parameters are missing:{listing(lacking)}", location=step / _FOLDER, hint=_HINT)
+    missing = sorted({*shapes} - {*saved} | {*others} - {*weights})
+    if missing:
+        raise FormatError(f"parameters are missing:{listing(missing)}", location=step / _FOLDER, hint=_HINT)
     arrays: dict[TreePath, Leaf] = {(name,): array for name, array in weights.items()}
     if options.with_optimizer:
         _refuse_lacking(step / _FOLDER, [item for name, item in result.items() if name in shapes])
@@ -165,13 +165,13 @@ def _refuse_others(
 def _refuse_lacking(folder: Location, trained: Sequence[_Parameter]) -> None:
     """Raise an error if a parameter lacks moments that others have; which moments exist varies."""
     kinds = {frozenset(item.moments) for item in trained}
-    lacking = [
+    missing = [
         f"{item.name}/{file}"
         for item in trained
         for file in sorted({file for kind in kinds if item.moments < kind for file in kind - item.moments})
     ]
-    if lacking:
-        raise FormatError(f"moments are missing:{listing(lacking)}", location=folder, hint=_HINT)
+    if missing:
+        raise FormatError(f"moments are missing:{listing(missing)}", location=folder, hint=_HINT)
 
 
 def _moments(
@@ -195,16 +195,18 @@ def _parameters(folder: Location, options: ReadOptions) -> dict[str, _Parameter]
     names = sorted(entry.name for entry in folder.entries() if entry.is_dir)
 
     def files(name: str) -> list[str]:
-        there = (entry for entry in (folder / name).entries() if not entry.is_dir)
-        return sorted(item.name for item in there if item.name.endswith(_SUFFIX))
+        existing_files = (entry for entry in (folder / name).entries() if not entry.is_dir)
+        return sorted(item.name for item in existing_files if item.name.endswith(_SUFFIX))
 
-    listed = dict(zip(names, map_concurrently(folder.store, files, names), strict=True))
-    without = [f"{name}/{_WEIGHTS}" for name, item in listed.items() if _WEIGHTS not in item]
+    existing_files_by_name = dict(zip(names, map_concurrently(folder.store, files, names), strict=True))
+    without = [f"{name}/{_WEIGHTS}" for name, item in existing_files_by_name.items() if _WEIGHTS not in item]
     if without:
         raise FormatError(f"weights are missing:{listing(without)}", location=folder, hint=_HINT)
-    every = [(name, file) for name, item in listed.items() for file in item]
+    every = [(name, file) for name, item in existing_files_by_name.items() for file in item]
     expected = [item for item in every if options.with_optimizer or item[1] == _WEIGHTS]
-    saved = map_concurrently(folder.store, lambda at: saved_file(folder / at[0] / at[1], options), expected)
+    saved = map_concurrently(
+        folder.store, lambda at: open_saved_file(folder / at[0] / at[1], options), expected
+    )
     result: dict[str, dict[str, SavedFile]] = defaultdict(dict)
     for (name, file), item in zip(expected, saved, strict=True):
         result[name][file] = item
@@ -223,5 +225,5 @@ def _model(step: Location, options: ReadOptions) -> tuple[ModelStates, bool]:
         raise FormatError(
             "no file describes the model", location=step, expected="*model_states.pt", hint=_HINT
         )
-    files = map_concurrently(step.store, lambda name: saved_file(step / name, options), names)
+    files = map_concurrently(step.store, lambda name: open_saved_file(step / name, options), names)
     return ModelStates(files, is_cut), all(int(match["model"]) == 0 for match in matches)

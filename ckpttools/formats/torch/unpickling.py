@@ -24,20 +24,20 @@ from ckpttools.formats.torch.pickled import DamagedPickleError, Global, Nameless
 _STOP = 0x2E
 # Instructions between two memory checks. This many instructions take about 50 MiB, and a check takes 40
 # microseconds.
-_AT_ONCE = 1 << 19
+_CHECK_INTERVAL = 1 << 19
 
 
-class TooMuchError(Exception):
+class OverLimitError(Exception):
     """The values exceed what a valid pickle of this length needs."""
 
 
 _FAULTS = (
-    *(DamagedPickleError, TooMuchError, struct.error),
+    *(DamagedPickleError, OverLimitError, struct.error),
     *(LookupError, TypeError, ValueError, OverflowError),
 )
 
 
-def unpickled(data: bytes, allowed: Callable[[Global], bool], location: str) -> Any:
+def unpickle(data: bytes, allowed: Callable[[Global], bool], location: str) -> Any:
     """Return the values in a pickle as dictionaries, lists, tuples, numbers, texts, and records for the rest.
 
     Nothing is imported, called or resolved, whatever the pickle contains. Time and memory are proportional to
@@ -57,28 +57,28 @@ def unpickled(data: bytes, allowed: Callable[[Global], bool], location: str) -> 
         value = _run(machine, location)
     except _FAULTS as error:
         if isinstance(error, NamelessCallError):
-            _refuse_strange(machine, allowed, location)
+            _refuse_unknown_calls(machine, allowed, location)
         raise FormatError(
             "the pickle is damaged, or not a pickle",
             location=location,
             got=f"{type(error).__name__} at byte {machine.at:,} of {len(data):,}: {error}",
             hint="fetch or save the file again",
         ) from error
-    _refuse_strange(machine, allowed, location)
+    _refuse_unknown_calls(machine, allowed, location)
     return value
 
 
-def _refuse_strange(machine: Machine, allowed: Callable[[Global], bool], location: str) -> None:
-    strange = sorted({str(item) for item in machine.globals.values() if not allowed(item)})
-    if strange:
+def _refuse_unknown_calls(machine: Machine, allowed: Callable[[Global], bool], location: str) -> None:
+    unknown = sorted({str(item) for item in machine.globals.values() if not allowed(item)})
+    if unknown:
         alone = "only the weights from there: torch.save(model.state_dict(), FILE), or as safetensors"
         plain = "plain tensors from there, with tensor.dequantize() for quantized ones"
         raise FormatError(
-            "the pickle has objects that weights do not contain:" + listing(strange),
+            "the pickle has objects that weights do not contain:" + listing(unknown),
             location=location,
             expected="tensors, numbers, texts, lists and dictionaries",
             hint="nothing in it was executed; if you trust its author, save "
-            + (plain if any(item.endswith("Tensor") for item in strange) else alone),
+            + (plain if any(item.endswith("Tensor") for item in unknown) else alone),
         )
 
 
@@ -96,7 +96,7 @@ def _run(machine: Machine, location: str) -> Any:
 def _ran(machine: Machine) -> bool:
     """Execute the next instructions; return whether the program has ended."""
     data, instructions, take = machine.data, INSTRUCTIONS, machine.limits.take
-    for _ in range(_AT_ONCE):
+    for _ in range(_CHECK_INTERVAL):
         code = data[machine.at]
         machine.at += 1
         take(COSTS[code])
@@ -110,10 +110,10 @@ def _ran(machine: Machine) -> bool:
 
 
 _FREE, _PER_BYTE = 64 << 20, 64
-_MOST_NAMES, _MOST_TUPLES = 10_000, 10_000
+_MAX_NAMES, _MAX_TUPLES = 10_000, 10_000
 # Python's hash of an integer is its remainder modulo this number, so larger integers can be chosen to
 # collide.
-_HASHED_APART = (1 << 61) - 1
+_HASH_MODULUS = (1 << 61) - 1
 # Bytes of memory per instruction (CPython 3.11): the object and its reference on the stack or in the memo.
 # Sets take 216 bytes; they are rare and counted higher because nothing else takes as much per byte.
 _COSTS = {
@@ -138,7 +138,7 @@ class Limits:
 
     memory: int
     copies: int
-    tuples: int = _MOST_TUPLES
+    tuples: int = _MAX_TUPLES
 
     @classmethod
     def of(cls, nbytes: int) -> Limits:
@@ -147,26 +147,26 @@ class Limits:
     def take(self, nbytes: int) -> None:
         self.memory -= nbytes
         if self.memory < 0:
-            raise TooMuchError("its values take far more memory than its length allows")
+            raise OverLimitError("its values take far more memory than its length allows")
 
     def copy(self, count: int) -> None:
         """Account for copied items, because a small pickle may request the same copies again and again."""
         self.copies -= count
         if self.copies < 0:
-            raise TooMuchError("more copies than its length allows")
+            raise OverLimitError("more copies than its length allows")
 
     def check_names(self, count: int) -> None:
-        if count > _MOST_NAMES:
-            raise TooMuchError(f"more than {_MOST_NAMES:,} classes and functions")
+        if count > _MAX_NAMES:
+            raise OverLimitError(f"more than {_MAX_NAMES:,} classes and functions")
 
     def check_key(self, key: Any) -> None:
         """Limit the number and size of keys whose hashes can be chosen to collide."""
         members = key if isinstance(key, tuple) else (key,)
-        if any(isinstance(member, int) and abs(member) >= _HASHED_APART for member in members):
-            raise TooMuchError("an integer of more than 60 bits used as a key")
+        if any(isinstance(member, int) and abs(member) >= _HASH_MODULUS for member in members):
+            raise OverLimitError("an integer of more than 60 bits used as a key")
         self.tuples -= isinstance(key, tuple)
         if self.tuples < 0:
-            raise TooMuchError(f"more than {_MOST_TUPLES:,} tuples used as keys")
+            raise OverLimitError(f"more than {_MAX_TUPLES:,} tuples used as keys")
 
 
 _KEYS = (str, int, float, bytes, Record, Global, Persistent)
@@ -235,12 +235,12 @@ class Machine:
 
 # Names of instructions as in `pickletools`. Current programs do not write protocols 0 and 1 or EXT.
 _PROTO, _FRAME, _MARK = 0x80, 0x95, 0x28
-_MOST_PROTOCOL = 5
+_MAX_PROTOCOL = 5
 # States of random number generators have 128 bits.
 _LONGEST_INTEGER = 64
 
 
-def _made(machine: Machine, what: object, args: object) -> Any:
+def _call_result(machine: Machine, what: object, args: object) -> Any:
     """Return the result of a call: the content of standard mappings, or a record for everything else."""
     if isinstance(what, Record):
         raise NamelessCallError("a call of the result of a call")
@@ -258,24 +258,24 @@ _MAPPINGS = frozenset((("collections", "OrderedDict"), ("collections", "defaultd
 
 
 def _reduce(machine: Machine) -> None:
-    args, what = machine.pop(), machine.pop()
-    machine.stack.append(_made(machine, what, args))
+    args, callee = machine.pop(), machine.pop()
+    machine.stack.append(_call_result(machine, callee, args))
 
 
 def _new_with_names(machine: Machine) -> None:
-    names, args, what = machine.pop(), machine.pop(), machine.pop()
-    built = _made(machine, what, args)
-    if names and isinstance(built, Record):
-        built.state = names
-    machine.stack.append(built)
+    names, args, callee = machine.pop(), machine.pop(), machine.pop()
+    result = _call_result(machine, callee, args)
+    if names and isinstance(result, Record):
+        result.state = names
+    machine.stack.append(result)
 
 
 def _build(machine: Machine) -> None:
     """Set state; a dictionary's attributes (torch's `_metadata`) are ignored."""
-    state, what = machine.pop(), machine.top()
-    if isinstance(what, Record):
-        what.state = state
-    elif not isinstance(what, dict):
+    state, instance = machine.pop(), machine.top()
+    if isinstance(instance, Record):
+        instance.state = state
+    elif not isinstance(instance, dict):
         raise DamagedPickleError("a state for an object without state")
 
 
@@ -328,11 +328,11 @@ def _dict_to_mark(machine: Machine) -> None:
 
 
 def _tuple_of(length: int) -> Callable[[Machine], None]:
-    def built(machine: Machine) -> None:
+    def result(machine: Machine) -> None:
         values = [machine.pop() for _ in range(length)]
         machine.stack.append(tuple(reversed(values)))
 
-    return built
+    return result
 
 
 def _constant(value: Callable[[], Any]) -> Callable[[Machine], None]:
@@ -406,7 +406,7 @@ def _frame(machine: Machine) -> None:
 
 def _protocol(machine: Machine) -> None:
     (number,) = machine.take(1)
-    if number > _MOST_PROTOCOL:
+    if number > _MAX_PROTOCOL:
         raise DamagedPickleError(f"protocol {number}")
 
 

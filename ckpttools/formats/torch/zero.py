@@ -24,24 +24,24 @@ from ckpttools.core.notes import Notes
 from ckpttools.formats.base import NOT_A_DIRECTORY, ReadOptions
 from ckpttools.formats.read_only import ReadOnlyFormat
 from ckpttools.formats.sidecar_files import sidecar_config
-from ckpttools.formats.torch.archive import COPY_ALL, MOST_RANKS, SavedFile, checksums_in, saved_file
+from ckpttools.formats.torch.archive import COPY_ALL, MAX_RANKS, SavedFile, checksums_in, open_saved_file
 from ckpttools.formats.torch.latest import LATEST, UNIVERSAL, missing_step, step_named
-from ckpttools.formats.torch.pickled import Persistent, Record, in_few_words
+from ckpttools.formats.torch.pickled import Persistent, Record, describe_briefly
 from ckpttools.formats.torch.replica_check import ProcessFile, refuse_copies
 from ckpttools.formats.torch.tensors import NotReadableError
 from ckpttools.formats.torch.zero_model import (
     Groups,
     ModelStates,
     Vector,
+    cut_groups,
+    cut_ranks,
     dictionary,
-    filled_list,
     flat_vector,
     groups_of,
     moment,
     moments_of,
     names_of_ranks,
-    of_groups,
-    of_ranks,
+    require_list,
     step_array,
     steps_taken,
 )
@@ -53,7 +53,7 @@ _OPTIM = re.compile(
     r"(?:bf16_)?zero_pp_rank_(?P<rank>\d+)_mp_rank_(?P<model>\d+)_optim_states\.pt", re.DOTALL
 )
 _MODEL = "mp_rank_00_model_states.pt"
-_MOST_STAGE = 3
+_MAX_STAGE = 3
 # Keys of the vectors in stages 1 and 2, and in stage 3.
 _STAGE_2, _STAGE_3 = "single_partition_of_fp32_groups", "fp32_flat_groups"
 LEFT_OUT = Notes(remarks=("the optimizer's moments are left out: the weights are its float32 copies",))
@@ -66,9 +66,9 @@ class ZeroFormat(ReadOnlyFormat):
     """The `deepspeed-zero` format; implements `ckpttools.formats.base.Format`."""
 
     name: str = "deepspeed-zero"
-    looks_for: str = "DeepSpeed ZeRO checkpoints that are inconsistent or lack files of processes"
+    fault_summary: str = "DeepSpeed ZeRO checkpoints that are inconsistent or lack files of processes"
 
-    def why_not(self, path: Location) -> str | None:
+    def mismatch_reason(self, path: Location) -> str | None:
         if not path.is_dir():
             return NOT_A_DIRECTORY
         if _ranks(step_named(path, LATEST)):
@@ -82,20 +82,20 @@ class ZeroFormat(ReadOnlyFormat):
         if error := missing_step(path, LATEST, _ranks):
             raise error
         try:
-            return _opened(path, step_named(path, LATEST), options)
+            return _open(path, step_named(path, LATEST), options)
         except (ValueError, NotReadableError) as error:
-            raise _damaged(path, str(error)) from error
+            raise _damaged_error(path, str(error)) from error
 
     def checksums(self, path: Location, options: ReadOptions) -> Iterable[ChecksummedRange]:
         """See `ckpttools.formats.base.SupportsChecksums.checksums`."""
         return checksums_in(step_named(path, LATEST).glob("*.pt"), options.max_header_bytes)
 
-    def lies_at(self, path: Location) -> Location:
+    def checkpoint_location(self, path: Location) -> Location:
         """See `ckpttools.formats.base.SupportsLocation.lies_at`."""
         return path if missing_step(path, LATEST, _ranks) else step_named(path, LATEST)
 
 
-def _damaged(path: Location, got: str) -> FormatError:
+def _damaged_error(path: Location, got: str) -> FormatError:
     return FormatError("the files of the processes are inconsistent", location=path, got=got, hint=COPY_ALL)
 
 
@@ -118,7 +118,7 @@ def _ranks(step: Location) -> dict[tuple[int, int], str]:
     return names
 
 
-def _opened(path: Location, step: Location, options: ReadOptions) -> Tree:
+def _open(path: Location, step: Location, options: ReadOptions) -> Tree:
     names = _ranks(step)
     if any(model for _, model in names):
         raise FormatError(
@@ -128,12 +128,12 @@ def _opened(path: Location, step: Location, options: ReadOptions) -> Tree:
             hint="convert it to a universal checkpoint: python -m deepspeed.checkpoint.ds_to_universal",
         )
     ordered = [names[key] for key in sorted(names)]
-    optim = map_concurrently(step.store, lambda name: saved_file(step / name, options), ordered)
+    optim = map_concurrently(step.store, lambda name: open_saved_file(step / name, options), ordered)
     ranks = [_Rank.of(file) for file in optim]
     stage = _stage(ranks[0].state, step)
     _check_world(step, sorted(rank for rank, _ in names), ranks)
     _refuse_copies(step, {rank.file.location.name: rank.vectors for rank in ranks})
-    model = ModelStates(_models(step, stage, len(optim), options), is_cut=stage == _MOST_STAGE)
+    model = ModelStates(_models(step, stage, len(optim), options), is_cut=stage == _MAX_STAGE)
     _refuse_copies(step, model.frozen_parts())
     model.check_step()
     # In stages 1 and 2, only the first process has a model file.
@@ -173,7 +173,7 @@ class _Rank:
     @cached_property
     def vectors(self) -> tuple[Stored, ...]:
         key = _STAGE_3 if _STAGE_3 in self.state else _STAGE_2
-        return tuple(flat_vector(item, self.file) for item in filled_list(self.state.get(key), key))
+        return tuple(flat_vector(item, self.file) for item in require_list(self.state.get(key), key))
 
     @property
     def groups(self) -> Groups:
@@ -182,8 +182,8 @@ class _Rank:
     @property
     def names(self) -> set[Any]:
         """Names of the parameters that the process records as its own; empty if none are recorded."""
-        noted = self.state.get("param_slice_mappings")
-        groups = noted if isinstance(noted, list | tuple) else ()
+        mappings = self.state.get("param_slice_mappings")
+        groups = mappings if isinstance(mappings, list | tuple) else ()
         return {name for group in groups if isinstance(group, dict) for name in group}
 
     @property
@@ -198,16 +198,16 @@ class _Rank:
 def _stage(state: Mapping[Any, Any], step: Location) -> int:
     stage = state.get("zero_stage")
     stage = stage.args[0] if isinstance(stage, Record) and stage.args else stage
-    if type(stage) is int and 0 < stage <= _MOST_STAGE:
+    if type(stage) is int and 0 < stage <= _MAX_STAGE:
         return stage
-    got = stage if type(stage) is int else in_few_words(stage)
+    got = stage if type(stage) is int else describe_briefly(stage)
     raise FormatError("the ZeRO stage is unknown", location=step, got=got, expected="1, 2 or 3")
 
 
 def _check_world(step: Location, ranks: Sequence[int], saved: Sequence[_Rank]) -> None:
     declared = saved[0].state.get("partition_count")
     counts = declared if isinstance(declared, list) and declared else [declared]
-    if any(type(count) is not int for count in counts) or not 0 < max(counts) <= MOST_RANKS:
+    if any(type(count) is not int for count in counts) or not 0 < max(counts) <= MAX_RANKS:
         raise ValueError("the number of processes is not recorded")
     world = max(counts)
     if ranks != [*range(world)]:
@@ -225,10 +225,10 @@ def _check_world(step: Location, ranks: Sequence[int], saved: Sequence[_Rank]) -
 def _refuse_copies(step: Location, vectors: Mapping[str, Sequence[Stored]]) -> None:
     """Raise an error if two processes have equal weights, since each must have different elements."""
     files: dict[str, ProcessFile] = {}
-    for name, held in vectors.items():
-        largest = max(held, key=lambda item: item.size, default=None)
+    for name, parts in vectors.items():
+        largest = max(parts, key=lambda item: item.size, default=None)
         if largest is not None and largest.size:
-            files[name] = ProcessFile({"": largest}, largest.source, partial(_spans, held))
+            files[name] = ProcessFile({"": largest}, largest.source, partial(_spans, parts))
     refuse_copies(files, step, COPY_ALL)
 
 
@@ -238,20 +238,20 @@ def _spans(vectors: Sequence[Stored]) -> set[tuple[int, int]]:
 
 def _models(step: Location, stage: int, world: int, options: ReadOptions) -> list[SavedFile]:
     """Return the files with names and shapes: the first process's, or all in stage 3 (frozen weights)."""
-    ranks = range(world) if stage == _MOST_STAGE else ()
+    ranks = range(world) if stage == _MAX_STAGE else ()
     names = [f"zero_pp_rank_{rank}_{_MODEL}" for rank in ranks] or [_MODEL]
     missing = [name for name in names if not (step / name).is_file()]
     if missing:
         raise FormatError(
             f"files with names and shapes are missing:{listing(missing)}", location=step, hint=COPY_ALL
         )
-    return map_concurrently(step.store, lambda name: saved_file(step / name, options), names)
+    return map_concurrently(step.store, lambda name: open_saved_file(step / name, options), names)
 
 
 def _weights(stage: int, ranks: Sequence[_Rank], model: ModelStates) -> dict[str, LazyArray]:
     result = {**model.buffers_and_frozen(), **_cut(stage, ranks, model, [rank.vectors for rank in ranks])}
     result |= model.shared(result)
-    return {**result, **model.others(result)} if stage < _MOST_STAGE else result
+    return {**result, **model.others(result)} if stage < _MAX_STAGE else result
 
 
 def _moments(stage: int, ranks: Sequence[_Rank], model: ModelStates) -> tuple[dict[TreePath, Leaf], Notes]:
@@ -270,22 +270,24 @@ def _cut(
     stage: int, ranks: Sequence[_Rank], model: ModelStates, vectors: Sequence[Sequence[Stored]]
 ) -> dict[str, LazyArray]:
     """Cut the array of each parameter from the vectors of each process, group by group."""
-    if stage == _MOST_STAGE:
-        return of_ranks([Vector(tuple(vector)) for vector in vectors], model.shapes)
+    if stage == _MAX_STAGE:
+        return cut_ranks([Vector(tuple(vector)) for vector in vectors], model.shapes)
     if len({*map(len, vectors)}) > 1:
         raise ValueError("processes have different numbers of groups")
     groups = [Vector(column) for column in zip(*vectors, strict=True)]
     gaps = _gaps(ranks[0].state.get("param_alignment_paddings"))
-    result = of_groups(groups, model.shapes, len(ranks), gaps)
+    result = cut_groups(groups, model.shapes, len(ranks), gaps)
     _refuse_exchanged(ranks, names_of_ranks(groups, model.shapes, gaps))
     return result
 
 
-def _refuse_exchanged(ranks: Sequence[_Rank], held: Sequence[set[str]]) -> None:
+def _refuse_exchanged(ranks: Sequence[_Rank], recorded_names_by_rank: Sequence[set[str]]) -> None:
     """Raise ValueError if a process records parameters that belong to another rank."""
-    for rank, noted in enumerate(item.names for item in ranks):
-        other = next((number for number, names in enumerate(held) if noted == names), rank)
-        if noted and noted != held[rank] and other != rank:
+    for rank, recorded_names in enumerate(item.names for item in ranks):
+        other = next(
+            (number for number, names in enumerate(recorded_names_by_rank) if recorded_names == names), rank
+        )
+        if recorded_names and recorded_names != recorded_names_by_rank[rank] and other != rank:
             raise ValueError(
                 f"{ranks[rank].file.location.name} is rank {other}'s file, according to its weights"
             )

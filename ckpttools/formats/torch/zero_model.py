@@ -20,7 +20,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Shape, ceil_div
-from ckpttools.formats.pieced import in_shape
+from ckpttools.formats.pieced import reshape_pieces
 from ckpttools.formats.torch.archive import SavedFile
 from ckpttools.formats.torch.pickled import Record
 from ckpttools.formats.torch.tensors import is_tensor, torch_lengths
@@ -39,13 +39,13 @@ class ModelStates:
     is_cut: bool
 
     @property
-    def _said(self) -> dict[Any, Any]:
+    def _state(self) -> dict[Any, Any]:
         return dictionary(self.files[0])
 
     @property
     def shapes(self) -> list[Shapes]:
         """Shapes of the parameters of each group, in the order of the group's vector."""
-        return [_shapes(group) for group in filled_list(self._said.get("param_shapes"), "param_shapes")]
+        return [_shapes(group) for group in require_list(self._state.get("param_shapes"), "param_shapes")]
 
     def buffers_and_frozen(self) -> dict[str, LazyArray]:
         """Return buffers and untrained weights in their own dtypes."""
@@ -55,23 +55,23 @@ class ModelStates:
     @property
     def names(self) -> set[Any]:
         """Names of all weights of the model."""
-        kept = (self._said.get(item) for item in ("module", "frozen_param_shapes", "shared_params"))
-        named = (*self.shapes, *(item for item in kept if isinstance(item, dict)))
+        mappings = (self._state.get(item) for item in ("module", "frozen_param_shapes", "shared_params"))
+        named = (*self.shapes, *(item for item in mappings if isinstance(item, dict)))
         return {name for item in named for name in item}
 
     def frozen_parts(self) -> dict[str, list[Stored]]:
         """Return each file's parts of frozen weights by file name, if frozen weights are split."""
         return {
             file.location.name: [
-                flat_vector(item, file) for item in held.values() if isinstance(item, Record)
+                flat_vector(item, file) for item in fragments.values() if isinstance(item, Record)
             ]
             for file in (self.files if self.is_cut else ())
-            if isinstance(held := dictionary(file).get("frozen_param_fragments"), dict)
+            if isinstance(fragments := dictionary(file).get("frozen_param_fragments"), dict)
         }
 
     def shared(self, result: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
         """Return parameters that share the values of others, under their own names."""
-        declared = self._said.get("shared_params")
+        declared = self._state.get("shared_params")
         aliases = declared.items() if isinstance(declared, dict) else ()
         return {
             alias: result[name]
@@ -81,11 +81,11 @@ class ModelStates:
 
     def others(self, result: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
         """Return the model's untrained tensors that older releases do not list."""
-        module = self._said.get("module")
-        kept = module.items() if isinstance(module, dict) else ()
+        module = self._state.get("module")
+        entries = module.items() if isinstance(module, dict) else ()
         return {
             name: self.files[0].tensor(value)
-            for name, value in kept
+            for name, value in entries
             if type(name) is str and name not in result and is_tensor(value)
         }
 
@@ -96,19 +96,21 @@ class ModelStates:
 
     def _buffers(self) -> dict[str, LazyArray]:
         """Return the model's buffers, unchanged."""
-        module, names = self._said.get("module"), self._said.get("buffer_names")
+        module, names = self._state.get("module"), self._state.get("buffer_names")
         file = self.files[0]
         if not isinstance(names, list | tuple | set):
             raise ValueError(f"{file.location.name} lists no buffers: it is not a model state file")
-        kept = module if isinstance(module, dict) else {}
+        entries = module if isinstance(module, dict) else {}
         return {
-            name: file.tensor(kept[name]) for name in names if type(name) is str and is_tensor(kept.get(name))
+            name: file.tensor(entries[name])
+            for name in names
+            if type(name) is str and is_tensor(entries.get(name))
         }
 
     def _frozen(self) -> dict[str, LazyArray]:
         """Return untrained weights in their own dtypes: complete or, in stage 3, split into equal parts."""
         result: dict[str, LazyArray] = {}
-        for name, shape in _shapes(self._said.get("frozen_param_shapes") or {}).items():
+        for name, shape in _shapes(self._state.get("frozen_param_shapes") or {}).items():
             fragments = [dictionary(file, "frozen_param_fragments").get(name) for file in self.files]
             records = [fragment for fragment in fragments if isinstance(fragment, Record)]
             if len(records) < len(self.files):
@@ -119,11 +121,11 @@ class ModelStates:
             vector = Vector(
                 tuple(flat_vector(item, file) for item, file in zip(records, self.files, strict=True))
             )
-            result[name] = in_shape([*vector.stretch(0, _count(shape, vector, name))], shape)
+            result[name] = reshape_pieces([*vector.stretch(0, _count(shape, vector, name))], shape)
         return result
 
     def _refuse_experts(self) -> None:
-        layers = self._said.get("ds_autoep_layers") or self._said.get("autoep_layers") or ()
+        layers = self._state.get("ds_autoep_layers") or self._state.get("autoep_layers") or ()
         entries = layers if isinstance(layers, list) else ()
         forms = [entry.get("checkpoint_format") for entry in entries if isinstance(entry, dict)]
         if "zero3_partitioned" in forms:
@@ -158,7 +160,7 @@ def dictionary(file: SavedFile, key: str | None = None) -> dict[Any, Any]:
     return value
 
 
-def filled_list(value: Any, name: str) -> Sequence[Any]:
+def require_list(value: Any, name: str) -> Sequence[Any]:
     """Check that a value is a non-empty list and return it; raise ValueError otherwise."""
     if isinstance(value, list | tuple) and value:
         return value
@@ -192,7 +194,7 @@ def _count(shape: Shape, vector: Vector, name: str) -> int:
 
 
 _STEP = "step"
-_MOST_STEPS = 1 << 62
+_MAX_STEPS = 1 << 62
 _BASE, _INNER = "base_optimizer_state", "optimizer_state_dict"
 
 Groups = Sequence[Mapping[Any, Any]]
@@ -205,12 +207,12 @@ def groups_of(state: Mapping[Any, Any], count: int) -> Groups:
     Stages 1 and 2 use one key, and stage 3 another. "Elastic" checkpoints have a list instead of the state of
     `torch.optim`.
     """
-    kept = state.get(_BASE, state.get(_INNER))
-    result = kept.get("state") if isinstance(kept, dict) else kept
+    base_state = state.get(_BASE, state.get(_INNER))
+    result = base_state.get("state") if isinstance(base_state, dict) else base_state
     numbered = dict(enumerate(result)) if isinstance(result, list | tuple) else result
     groups = numbered if isinstance(numbered, dict) else {}
-    each = [groups.get(number) for number in range(count)]
-    return [one if isinstance(one, dict) else {} for one in each]
+    ordered_groups = [groups.get(number) for number in range(count)]
+    return [one if isinstance(one, dict) else {} for one in ordered_groups]
 
 
 def moments_of(ranks: Sequence[Groups], weights: Sequence[Sequence[Stored]]) -> tuple[list[str], list[str]]:
@@ -221,11 +223,13 @@ def moments_of(ranks: Sequence[Groups], weights: Sequence[Sequence[Stored]]) -> 
         weights: The weight vector of each group, by process.
     """
     pairs = [item for one in zip(ranks, weights, strict=True) for item in zip(*one, strict=True)]
-    kept = dict.fromkeys(name for group, vector in pairs if vector.size for name in group if name != _STEP)
-    names = [name for name in kept if type(name) is str]
-    whole = [name for name in names if all(_may_be(group.get(name), vector) for group, vector in pairs)]
+    moment_names = dict.fromkeys(
+        name for group, vector in pairs if vector.size for name in group if name != _STEP
+    )
+    names = [name for name in moment_names if type(name) is str]
+    complete = [name for name in names if all(_may_be(group.get(name), vector) for group, vector in pairs)]
     some = [name for name in names if any(_is_kept(group.get(name)) for group, _ in pairs)]
-    return whole, [name for name in some if name not in whole]
+    return complete, [name for name in some if name not in complete]
 
 
 def _may_be(value: Any, vector: Stored) -> bool:
@@ -257,10 +261,10 @@ def steps_taken(state: Mapping[Any, Any], groups: Groups, file: SavedFile) -> in
 
     The count is taken from the first group that has one, because optimizers count all groups equally.
     """
-    kept = state.get(_BASE, state.get(_INNER))
-    settings = kept.get("param_groups") if isinstance(kept, dict) else None
-    declared = [*groups, *(settings if isinstance(settings, list | tuple) else ())]
-    steps = [item[_STEP] for item in declared if isinstance(item, dict) and item.get(_STEP) is not None]
+    base_state = state.get(_BASE, state.get(_INNER))
+    settings = base_state.get("param_groups") if isinstance(base_state, dict) else None
+    values = [*groups, *(settings if isinstance(settings, list | tuple) else ())]
+    steps = [item[_STEP] for item in values if isinstance(item, dict) and item.get(_STEP) is not None]
     return as_step(steps[0] if steps else state.get("base_optimizer_state_step"), file)
 
 
@@ -269,7 +273,7 @@ def as_step(value: Any, file: SavedFile) -> int | None:
     if isinstance(value, Record) and is_tensor(value):
         array = file.tensor(value)
         value = array.read().item() if array.size == 1 else None
-    return int(value) if type(value) in (int, float) and 0 <= value < _MOST_STEPS else None
+    return int(value) if type(value) in (int, float) and 0 <= value < _MAX_STEPS else None
 
 
 def step_array(steps: Mapping[str, int | None]) -> LazyArray | None:
@@ -309,7 +313,7 @@ class Vector:
                 yield replace(part, shape=(b - a,), offset=at)
 
 
-def of_groups(
+def cut_groups(
     groups: Sequence[Vector], shapes: Sequence[Shapes], world: int, gaps: Sequence[Sequence[int]] | None
 ) -> dict[str, LazyArray]:
     """Return the parameters of stages 1 and 2, which are consecutive in the vector of their group.
@@ -347,7 +351,7 @@ def names_of_ranks(
         groups: As for `of_groups`, with a part for each process.
         shapes, gaps: As for `of_groups`.
     """
-    held: list[set[str]] = [set() for _ in groups[0].parts]
+    names_by_rank: list[set[str]] = [set() for _ in groups[0].parts]
     for number, (vector, named) in enumerate(zip(groups, shapes, strict=True)):
         ends = [0, *accumulate(part.size for part in vector.parts)]
         behind = gaps[number] if gaps is not None else [0] * len(named)
@@ -355,12 +359,12 @@ def names_of_ranks(
         for (name, shape), gap in zip(named.items(), behind, strict=True):
             for rank, (start, stop) in enumerate(pairwise(ends)):
                 if max(at, start) < min(at + prod(shape), stop):
-                    held[rank].add(name)
+                    names_by_rank[rank].add(name)
             at += prod(shape) + gap
-    return held
+    return names_by_rank
 
 
-def of_ranks(ranks: Sequence[Vector], shapes: Sequence[Shapes]) -> dict[str, LazyArray]:
+def cut_ranks(ranks: Sequence[Vector], shapes: Sequence[Shapes]) -> dict[str, LazyArray]:
     """Return the parameters of stage 3: equal parts of each on all processes, the last one padded.
 
     Args:
@@ -374,7 +378,7 @@ def of_ranks(ranks: Sequence[Vector], shapes: Sequence[Shapes]) -> dict[str, Laz
     result: dict[str, LazyArray] = {}
     for named in shapes:
         for name, shape in named.items():
-            result[name] = _gathered(ranks, at, shape, name)
+            result[name] = _gather(ranks, at, shape, name)
             at += ceil_div(prod(shape), world)
     wrong = [number for number, vector in enumerate(ranks) if vector.size != at]
     if wrong:
@@ -390,10 +394,10 @@ def _taken(vector: Vector, at: int, shape: Shape, name: str) -> LazyArray:
         raise ValueError(f"{name} ends at element {at + count:,} of a vector of {vector.size:,}")
     if not count:
         return Constant(shape, vector.parts[0].dtype, bytes(vector.parts[0].dtype.itemsize))
-    return in_shape([*vector.stretch(at, count)], shape)
+    return reshape_pieces([*vector.stretch(at, count)], shape)
 
 
-def _gathered(ranks: Sequence[Vector], at: int, shape: Shape, name: str) -> LazyArray:
+def _gather(ranks: Sequence[Vector], at: int, shape: Shape, name: str) -> LazyArray:
     count = prod(shape)
     part = ceil_div(count, len(ranks))
     if not count:
@@ -404,4 +408,4 @@ def _gathered(ranks: Sequence[Vector], at: int, shape: Shape, name: str) -> Lazy
         if at + own > vector.size:
             raise ValueError(f"{name} ends at element {at + own:,} of rank {rank}'s {vector.size:,}")
         pieces += vector.stretch(at, own)
-    return in_shape(pieces, shape)
+    return reshape_pieces(pieces, shape)

@@ -162,7 +162,7 @@ class ZarrArray:
         return next(index for index in positions if not is_there(index))
 
 
-def checked_keys(prefix: str, separator: object, location: str) -> ChunkKeys:
+def parse_chunk_keys(prefix: str, separator: object, location: str) -> ChunkKeys:
     """Return the naming scheme for a separator, after checking the separator.
 
     Raises:
@@ -176,7 +176,7 @@ def checked_keys(prefix: str, separator: object, location: str) -> ChunkKeys:
     return ChunkKeys(prefix, str(separator))
 
 
-def checked_grid(shape: object, chunk: object, location: str) -> tuple[Shape, Shape]:
+def parse_grid(shape: object, chunk: object, location: str) -> tuple[Shape, Shape]:
     """Return the shape and the chunk shape, after checking them.
 
     Raises:

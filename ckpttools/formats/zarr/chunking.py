@@ -25,7 +25,7 @@ MIB = 1 << 20
 SMALLEST = 4 * MIB
 LARGEST = 64 * MIB
 # The number of hosts that load in parallel is mostly a power of two; no known mesh benefits from more pieces.
-MOST_PIECES = 16
+MAX_PIECES = 16
 
 
 def chunk_shape(
@@ -62,7 +62,7 @@ def chunk_shape(
 def _even_pieces(length: int, limit: int) -> int:
     """Return the largest power of two that divides `length` and is at most `limit` and `MOST_PIECES`."""
     pieces = 1
-    while pieces * 2 <= min(limit, MOST_PIECES) and length % (pieces * 2) == 0:
+    while pieces * 2 <= min(limit, MAX_PIECES) and length % (pieces * 2) == 0:
         pieces *= 2
     return pieces
 
@@ -118,7 +118,7 @@ class GivenChunks:
                 )
 
 
-def parse_chunks(declared: object) -> GivenChunks:
+def parse_chunks(value: object) -> GivenChunks:
     """Parse the user's chunk shapes.
 
     Args:
@@ -128,18 +128,18 @@ def parse_chunks(declared: object) -> GivenChunks:
     Raises:
         UsageError: The text or the shapes are invalid.
     """
-    if isinstance(declared, GivenChunks):
-        return declared
-    if isinstance(declared, Mapping):
-        return GivenChunks(tuple((_pattern(item), _lengths(shape)) for item, shape in declared.items()))
+    if isinstance(value, GivenChunks):
+        return value
+    if isinstance(value, Mapping):
+        return GivenChunks(tuple((_pattern(item), _lengths(shape)) for item, shape in value.items()))
     rules = []
-    for word in str(declared).split(","):
+    for word in str(value).split(","):
         pattern, _, shape = word.rpartition("=")
         lengths = shape.strip().split("x") if shape.strip() else []
         if not pattern.strip() or not all(map(_LENGTH.fullmatch, lengths)):
             raise UsageError(f"{word!r} does not set chunk shapes", expected=_EXPECTED)
-        declared = tuple(None if length == "-" else int(length) for length in lengths)
-        rules.append((pattern.strip(), declared))
+        value = tuple(None if length == "-" else int(length) for length in lengths)
+        rules.append((pattern.strip(), value))
     return GivenChunks(tuple(rules))
 
 

@@ -109,13 +109,13 @@ def chunk_tables(database: Entries) -> ChunkTables:
         name, _, last = key.rpartition("/")
         if last in DOCUMENTS:
             documents[name].append(last)
-    below = _by_array(database.all, documents)
+    below = _group_by_array(database.all, documents)
     tables: dict[str, ChunkTable] = {}
     faults: dict[str, CheckpointError] = {}
     known: _Known = {}
     for name, result in documents.items():
         try:
-            table = _table(database, name, _preferred(result), below.get(name, ()), known)
+            table = _table(database, name, _preferred_document(result), below.get(name, ()), known)
         except CheckpointError as error:
             faults[name] = error
         else:
@@ -124,11 +124,11 @@ def chunk_tables(database: Entries) -> ChunkTables:
     return ChunkTables(tables, faults, documents)
 
 
-def _preferred(documents: Sequence[str]) -> str:
+def _preferred_document(documents: Sequence[str]) -> str:
     return next(name for name in DOCUMENTS if name in documents)
 
 
-def _by_array(entries: Mapping[str, Entry], names: Iterable[str]) -> dict[str, list[str]]:
+def _group_by_array(entries: Mapping[str, Entry], names: Iterable[str]) -> dict[str, list[str]]:
     """Group keys by array, without the array's name and without documents."""
     known = set(names)
     result: dict[str, list[str]] = defaultdict(list)
@@ -155,7 +155,7 @@ def _table(
     key = key_below(name, document)
     text, location = database.read(database.all[key]), f"{database.directory}: {key}"
     if (document, text) not in known:
-        known[document, text] = _parsed(document, text, location)
+        known[document, text] = _parse_array(document, text, location)
     array = known[document, text]
     if array is None:
         return None
@@ -172,7 +172,7 @@ def _table(
     return ChunkTable(name, document, array, chunks, tuple(strays))
 
 
-def _parsed(document: str, text: bytes, location: str) -> ZarrArray | None:
+def _parse_array(document: str, text: bytes, location: str) -> ZarrArray | None:
     fields = _json(text, location)
     return None if fields.get("node_type") == "group" else _array(document, fields, location)
 
@@ -214,7 +214,7 @@ def _json(text: bytes, location: str) -> Mapping[str, Any]:
     return fields
 
 
-_MOST_NAMES = 1000
+_MAX_NAMES = 1000
 
 Way = tuple[Location, ...]
 """Targets of the links that were followed to reach a directory."""
@@ -230,27 +230,27 @@ class FollowedLinks:
 
     names: Counter[Location] = field(default_factory=Counter)
 
-    def into(self, folder: Location, entry: DirEntry, way: Way) -> Way:
+    def into(self, folder: Location, entry: DirEntry, followed: Way) -> Way:
         """Return the followed links of a subdirectory, given those of its parent.
 
         Raises:
             FormatError: A link leads to one of its parents, or links give a directory too many names.
         """
         if entry.is_own_dir:
-            return way
+            return followed
         link = folder / entry.name
         target, around = link.resolve(), link.parent.resolve()
-        if target in (*way, around, *around.parents):
+        if target in (*followed, around, *around.parents):
             raise FormatError(
                 "a link leads to a directory that it is in", location=link, hint="remove the link"
             )
         self.names[target] += 1
-        if self.names[target] > _MOST_NAMES:
+        if self.names[target] > _MAX_NAMES:
             raise FormatError(
-                f"links give a directory more than {_MOST_NAMES:,} names",
+                f"links give a directory more than {_MAX_NAMES:,} names",
                 location=link,
                 got=f"one more for {target}",
                 expected="a separate directory for each array",
                 hint="remove the links",
             )
-        return (*way, target)
+        return (*followed, target)

@@ -70,24 +70,24 @@ class EncodedChunk(ByteRange):
         return self.coding.stored_shape
 
     @property
-    def decoded_bytes(self) -> int:
+    def decode_bytes(self) -> int:
         return self.coding.nbytes
 
     @property
-    def _is_kept(self) -> bool:
-        return self.decoded_bytes <= KEPT_BYTES
+    def _is_cacheable(self) -> bool:
+        return self.decode_bytes <= KEPT_BYTES
 
     @property
     def scratch_bytes(self) -> int:
-        block = read_blocks.scratch(self.decoded_bytes)
-        if self._is_kept:
-            kept = min(max(self.siblings_nbytes, self.decoded_bytes), KEPT_BYTES)
-            return block + kept + self.coding.memory
+        block = read_blocks.scratch(self.decode_bytes)
+        if self._is_cacheable:
+            cached_bytes = min(max(self.siblings_nbytes, self.decode_bytes), KEPT_BYTES)
+            return block + cached_bytes + self.coding.memory
         return block + _STREAMS * self.coding.memory
 
     def fetched(self, region: Region) -> int:
         """Return how many bytes reading the region fetches: all of them, or those up to the region's end."""
-        if self._is_kept or not region.size:
+        if self._is_cacheable or not region.size:
             return self.nbytes
         last = next(contiguous_runs(self._shape, Region(tuple(b - 1 for b in region.stop), region.stop)))
         return -(-self.nbytes * (last[0] + 1) // prod(self._shape))
@@ -103,10 +103,10 @@ class EncodedChunk(ByteRange):
     def _read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
         if region.shape == self._shape and out.flags.c_contiguous:
             self._read_whole(out)
-        elif self._is_kept:
+        elif self._is_cacheable:
             out[...] = _worker(scratch).kept(self)[region.slices]
         else:
-            self._read_on(region, out, scratch)
+            self._read_forward(region, out, scratch)
 
     def _read_whole(self, out: np.ndarray) -> None:
         """Decode the full piece into `out`, checking that no bytes are left over."""
@@ -120,11 +120,11 @@ class EncodedChunk(ByteRange):
         """Decode all elements into a new array."""
         import numpy as np
 
-        built = np.empty(self._shape, self.coding.dtype.carrier)
-        self._read_whole(built)
-        return built
+        result = np.empty(self._shape, self.coding.dtype.carrier)
+        self._read_whole(result)
+        return result
 
-    def _read_on(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
+    def _read_forward(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
         """Read a region of a large piece as contiguous blocks, front to back."""
         import numpy as np
 
@@ -138,15 +138,15 @@ class EncodedChunk(ByteRange):
                 flat = buffer.reshape(-1).view(np.uint8).data
                 stream = _worker(scratch).stream(self, position, flat)
                 stream.fill(flat)
-                if stream.position == self.decoded_bytes:
+                if stream.position == self.decode_bytes:
                     stream.finish()
                 out[expected.relative_to(region).slices] = buffer[expected.relative_to(block).slices]
 
     def open(self) -> ExactReader:
         """Return a stream of the elements from the start."""
-        return ExactReader(self._opened(), self.decoded_bytes)
+        return ExactReader(self._open(), self.decode_bytes)
 
-    def _opened(self) -> Stream:
+    def _open(self) -> Stream:
         if self.shard is None:
             return self.coding.decoded(self, self.extent)
         shard, number = self.shard
@@ -155,7 +155,7 @@ class EncodedChunk(ByteRange):
             return self.coding.decoded(result, self.extent)
         if shard.fill is None:
             raise FormatError("a piece of a shard is missing", got="no entry in the shard's index")
-        return ConstantChunk(shard.fill, self.decoded_bytes)
+        return ConstantChunk(shard.fill, self.decode_bytes)
 
 
 def _rows(shape: Shape, region: Region) -> Region:
@@ -180,16 +180,16 @@ class _Worker:
         """Return the elements of a small piece from the cache, decoding them if needed."""
         result = self._pieces.pop(piece.key, None)
         if result is None:
-            self._make_room(piece.decoded_bytes)
+            self._make_room(piece.decode_bytes)
             result = piece.decoded()
         self._pieces[piece.key] = result
         return result
 
     def _make_room(self, nbytes: int) -> None:
         self._streams.clear()
-        held = sum(array.nbytes for array in self._pieces.values())
-        while self._pieces and held + nbytes > KEPT_BYTES:
-            held -= self._pieces.popitem(last=False)[1].nbytes
+        cached_bytes = sum(array.nbytes for array in self._pieces.values())
+        while self._pieces and cached_bytes + nbytes > KEPT_BYTES:
+            cached_bytes -= self._pieces.popitem(last=False)[1].nbytes
 
     def stream(self, piece: EncodedChunk, position: int, discard: memoryview) -> ExactReader:
         """Return a stream of a large piece at a position, reusing the last stream if it is not past it."""

@@ -59,7 +59,7 @@ class LegacyRun:
             skipped[candidate] = reason
             if not self.is_skippable(candidate):
                 break
-        raise self._unfinished(skipped)
+        raise self._unfinished_error(skipped)
 
     @property
     def finished(self) -> list[Location]:
@@ -116,7 +116,7 @@ class LegacyRun:
             text = f"step {opened} of {self.path} is opened; later steps are not finished" + listing(lines)
             warn_step(text, LaterStepWarning)
 
-    def _unfinished(self, skipped: Mapping[int, str]) -> FormatError:
+    def _unfinished_error(self, skipped: Mapping[int, str]) -> FormatError:
         number, reason = max(skipped.items())
         finished = self.finished
         instead = f"; the latest finished step is {quote(str(finished[-1]))}" if finished else ""

@@ -19,7 +19,7 @@ _ATTRIBUTES = ".zattrs"
 _DOCUMENTS = (ZARR2_DOCUMENT, _ATTRIBUTES, ZARR3_DOCUMENT)
 _CHUNK = re.compile(r"(c\.)?\d+(\.\d+)*")
 # Empty chunk directories remain when their last chunk is deleted.
-_OF_CHUNKS = re.compile(r"(c|\d+)(/\d+)*")
+_CHUNK_KEY = re.compile(r"(c|\d+)(/\d+)*")
 
 
 def owns(name: str) -> bool:
@@ -61,11 +61,11 @@ class OwnFiles:
 
     @cached_property
     def _directories(self) -> Set[str]:
-        return {above for name in self.names for above in _above(name)}
+        return {above for name in self.names for above in _parents(name)}
 
     def _is_of_chunks(self, name: str) -> bool:
-        array = next((above for above in _above(name) if above in self.arrays), None)
-        return array is not None and _OF_CHUNKS.fullmatch(name[len(array) :].lstrip("/")) is not None
+        array = next((above for above in _parents(name) if above in self.arrays), None)
+        return array is not None and _CHUNK_KEY.fullmatch(name[len(array) :].lstrip("/")) is not None
 
 
 def own_files(entries: Entries, arrays: Iterable[str]) -> OwnFiles:
@@ -95,7 +95,7 @@ def _keys(table: ChunkTable) -> Iterator[str]:
     yield from map(table.key, table.chunks)
 
 
-def _above(name: str) -> Iterator[str]:
+def _parents(name: str) -> Iterator[str]:
     """Yield the parent directories of a name; the last is ""."""
     while name:
         name = name.rpartition("/")[0]

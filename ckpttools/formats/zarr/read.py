@@ -48,7 +48,7 @@ class Zarr3:
     options: tuple[Option, ...] = (COMPRESSION, CHUNKS)
     help: str = HELP
 
-    def why_not(self, path: Location) -> str | None:
+    def mismatch_reason(self, path: Location) -> str | None:
         if not path.is_dir():
             return NOT_A_DIRECTORY
         if (path / TREE_FILE).is_file():
@@ -59,19 +59,19 @@ class Zarr3:
         root = _node(path)
         attributes = root.get("attributes", {})
         described = attributes.get(flat.ENTRY)
-        arrays = Arrays(path, Files(path), True, may_be_left_out=may_leave_out(root))
+        arrays = Arrays(path, Files(path), True, may_be_left_out=may_omit_chunks(root))
         names = list(_arrays_below(path, root, FollowedLinks()))
         check_memory(len(names), 0, path)
         metadata = Metadata(format=self.name, custom=attributes, location=str(path))
         # In the search for arrays, a name is a single key; the root has no key.
-        keys: list[Path] = [(_joined(name),) if name else () for name in names]
+        keys: list[Path] = [(_join_name(name),) if name else () for name in names]
         result: dict[Path, Leaf] = dict(
             zip(names, map_concurrently(path.store, arrays.array, keys), strict=True)
         )
         if described is None:
             return Tree(result, metadata)
-        named = Tree({(_joined(name),): array for name, array in result.items()}, metadata)
-        return flat.restored(named, json.dumps(described))
+        named = Tree({(_join_name(name),): array for name, array in result.items()}, metadata)
+        return flat.restore(named, json.dumps(described))
 
     def storage(self, tree: Tree, options: ReadOptions) -> Storage:
         from ckpttools.formats.survey import zarr_storage
@@ -97,7 +97,7 @@ class Zarr3:
 FORMAT = Zarr3()
 
 
-def may_leave_out(root: Mapping[str, Any]) -> bool:
+def may_omit_chunks(root: Mapping[str, Any]) -> bool:
     """Return whether a hierarchy with this `zarr.json` may omit chunks of only the fill value.
 
     zarr libraries omit such chunks; ckpttools writes all chunks.
@@ -106,12 +106,12 @@ def may_leave_out(root: Mapping[str, Any]) -> bool:
     return not (isinstance(attributes, dict) and attributes.get(flat.ENTRY) is not None)
 
 
-def _joined(name: Path) -> str:
+def _join_name(name: Path) -> str:
     return flat.flat_name(name, "/")
 
 
 def _arrays_below(
-    directory: Location, node: Mapping[str, Any], links: FollowedLinks, name: Path = (), way: Way = ()
+    directory: Location, node: Mapping[str, Any], links: FollowedLinks, name: Path = (), followed: Way = ()
 ) -> Iterator[Path]:
     """Yield the path of every array of a hierarchy, sorted by name in each group.
 
@@ -131,7 +131,7 @@ def _arrays_below(
     for element in (entry for entry in directory.entries() if entry.is_dir):
         below = directory / element.name
         if (below / DOCUMENT).is_file():
-            further = links.into(directory, element, way)
+            further = links.into(directory, element, followed)
             yield from _arrays_below(below, _node(below), links, (*name, below.name), further)
         elif not below.name.startswith(".") and any(
             item.endswith(f"/{DOCUMENT}") for item, _ in below.below()

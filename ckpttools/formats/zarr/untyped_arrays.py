@@ -19,7 +19,7 @@ from ckpttools.array.storage import Storage
 from ckpttools.array.tree import Leaf, Metadata, Path, Tree
 from ckpttools.core.budget import check_memory
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import CheckpointError, FormatError, StorageError, counted_listing
+from ckpttools.core.errors import CheckpointError, FormatError, StorageError, list_with_count
 from ckpttools.core.notes import Notes
 from ckpttools.formats.base import NOT_A_DIRECTORY, ReadOptions
 from ckpttools.formats.flax.format import has_state_header, open_state
@@ -47,18 +47,18 @@ from ckpttools.stores.location import Location
 
 _METADATA = "metadata.json"
 # Files in an Orbax item other than the tree's metadata, which must then be missing.
-_OF_ORBAX = frozenset((CHECKPOINT_FILE, SHARDING_FILE, STRINGS_FILE, ARRAYS_DIRECTORY, "descriptor"))
+_ORBAX_FILES = frozenset((CHECKPOINT_FILE, SHARDING_FILE, STRINGS_FILE, ARRAYS_DIRECTORY, "descriptor"))
 _STEP = re.compile(r"(?:(?:step|checkpoint|ckpt)[-_])?\d{1,18}", re.DOTALL)
 # Chunks and directories of chunks; names with more digits are not chunk indices.
-_OF_CHUNKS = re.compile(r"c|[0-9]{1,18}", re.DOTALL)
+_CHUNK_KEY = re.compile(r"c|[0-9]{1,18}", re.DOTALL)
 _CHUNK = re.compile(r"c|(?:c\.)?[0-9]{1,18}(?:\.[0-9]{1,18})*", re.DOTALL)
 # Files in the root of a checkpoint, in any format.
-_OF_A_ROOT = frozenset((STATE, _METADATA, TREE_FILE, CHECKPOINT_FILE, MANIFEST, ".metadata", CONFIG))
+_ROOT_FILES = frozenset((STATE, _METADATA, TREE_FILE, CHECKPOINT_FILE, MANIFEST, ".metadata", CONFIG))
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".msgpack", ".distcp")
 # Maximum number of directories that are checked for being separate checkpoints.
-_MOST_COMPARED = 20
+_MAX_COMPARED = 20
 # Files that exist only in the root of a checkpoint.
-_OF_ANOTHER = (TREE_FILE, CHECKPOINT_FILE, MANIFEST)
+_ROOT_ONLY_FILES = (TREE_FILE, CHECKPOINT_FILE, MANIFEST)
 
 
 @dataclass(frozen=True)
@@ -66,15 +66,15 @@ class BareFormat(ReadOnlyFormat):
     """The `zarr-tree` format; implements `ckpttools.formats.base.Format`."""
 
     name: str = "zarr-tree"
-    looks_for: str = "zarr arrays without tree metadata that are missing or damaged"
+    fault_summary: str = "zarr arrays without tree metadata that are missing or damaged"
 
-    def why_not(self, path: Location) -> str | None:
+    def mismatch_reason(self, path: Location) -> str | None:
         if not path.is_dir():
             return NOT_A_DIRECTORY
-        chain = _only_child_chain(path)
+        chain = _single_child_chain(path)
         # The names of subdirectories may be array keys.
         names = chain[0].names.union(*(item.files for item in chain))
-        if names & {TREE_FILE, *_OF_ORBAX} or IN_PROGRESS in str(chain[-1].path):
+        if names & {TREE_FILE, *_ORBAX_FILES} or IN_PROGRESS in str(chain[-1].path):
             return "an Orbax checkpoint"
         if _find_legacy_run(chain[0]):
             return None
@@ -99,7 +99,7 @@ class BareFormat(ReadOnlyFormat):
             return [_locate_tree(path)]
         return [item for step in run.finished for item in legacy_items(step)]
 
-    def lies_at(self, path: Location) -> Location:
+    def checkpoint_location(self, path: Location) -> Location:
         """See `SupportsLocation.lies_at`. Steps store small arrays and their number in files."""
         return _locate_tree(path)
 
@@ -139,7 +139,7 @@ class _Folder:
         return self.names.difference(self.below)
 
 
-def _only_child_chain(path: Location) -> list[_Folder]:
+def _single_child_chain(path: Location) -> list[_Folder]:
     """Return a directory, its only subdirectory, and so on: a run, its only step, the step's only item."""
     chain = [_Folder.at(path)]
     ends = {*DOCUMENTS, MANIFEST, STATE, _METADATA}
@@ -167,12 +167,12 @@ def _find_legacy_run(folder: _Folder) -> LegacyRun | None:
 def _has_arrays(folder: _Folder, own: Collection[Location]) -> bool:
     """Return whether directories other than `own` have arrays or the root of a checkpoint."""
     others = [location for name in folder.below if (location := folder.path / name) not in own]
-    return any(has_array(location) or _find_root(location) for location in others[:_MOST_COMPARED])
+    return any(has_array(location) or _find_root(location) for location in others[:_MAX_COMPARED])
 
 
 def _only_item(step: _Folder) -> Location | None:
     """Return the item of an old Orbax step if no other directory in the step has arrays."""
-    if step.files & {*DOCUMENTS, STATE, MANIFEST} or not 2 <= len(step.below) <= _MOST_COMPARED:
+    if step.files & {*DOCUMENTS, STATE, MANIFEST} or not 2 <= len(step.below) <= _MAX_COMPARED:
         return None
     below = [step.path / name for name in step.below]
     items = [location for location in below if has_state(location)]
@@ -186,7 +186,7 @@ def _locate_tree(path: Location, step: int | None = None) -> Location:
         path: The run, step or item.
         step: The step of a run; by default, the latest finished step.
     """
-    chain = _only_child_chain(path)
+    chain = _single_child_chain(path)
     last = chain[-1]
     if (run := _find_legacy_run(chain[0])) is not None:
         return _locate_tree(run.chosen(step))
@@ -211,14 +211,14 @@ def _find_other_checkpoint(folder: _Folder) -> Location | None:
     is_root = folder.names & {*DOCUMENTS, STATE, _METADATA}
     if len(folder.below) < 2 or is_root:
         return None
-    result = (_find_root(folder.path / name) for name in folder.below[:_MOST_COMPARED])
+    result = (_find_root(folder.path / name) for name in folder.below[:_MAX_COMPARED])
     return next((root for root in result if root is not None), None)
 
 
 def _find_root(path: Location) -> Location | None:
     """Return the directory with a file that only checkpoint roots have, following single children."""
-    for item in _only_child_chain(path):
-        if any(name in _OF_A_ROOT or name.endswith(_WEIGHTS) for name in item.files):
+    for item in _single_child_chain(path):
+        if any(name in _ROOT_FILES or name.endswith(_WEIGHTS) for name in item.files):
             return item.path
     return None
 
@@ -240,7 +240,7 @@ def _open_arrays(path: Location, options: ReadOptions) -> Tree:
     arrays = _BareArrays(path, entries)
     result = dict(zip(names, map_concurrently(path.store, arrays.array, names), strict=True))
     state = open_state(path / STATE) if has_state(path) else None
-    leaves = _put_in(state, result, path) if state else _by_key(result)
+    leaves = _insert_arrays(state, result, path) if state else _build_tree(result)
     others = left_out(state.others) if state else Notes()
     step = _read_levanter_metadata(path).get("step")
     if state and step is None:
@@ -283,7 +283,7 @@ def _array_names(entries: Entries) -> Iterator[str]:
 
 
 def _names_below(
-    folder: Location, name: str, links: FollowedLinks, depth: int = 0, way: Way = ()
+    folder: Location, name: str, links: FollowedLinks, depth: int = 0, followed: Way = ()
 ) -> Iterator[str]:
     """Yield the names of the arrays in a directory, following links."""
     if depth > DEEPEST:
@@ -297,15 +297,15 @@ def _names_below(
     documents = {entry.name for entry in entries} & {*DOCUMENTS}
     is_array = zarr2.DOCUMENT in documents or (
         zarr3.DOCUMENT in documents
-        and _tells_array(read_json(folder / zarr3.DOCUMENT), folder / zarr3.DOCUMENT)
+        and _describes_array(read_json(folder / zarr3.DOCUMENT), folder / zarr3.DOCUMENT)
     )
     if is_array:
         yield name
     else:
         _refuse_chunks(folder, [entry.name for entry in entries if not entry.is_dir])
     for entry in entries:
-        if entry.is_dir and not (is_array and _OF_CHUNKS.fullmatch(entry.name)):
-            further = links.into(folder, entry, way)
+        if entry.is_dir and not (is_array and _CHUNK_KEY.fullmatch(entry.name)):
+            further = links.into(folder, entry, followed)
             inner = f"{name}/{entry.name}" if name else entry.name
             yield from _names_below(folder / entry.name, inner, links, depth + 1, further)
 
@@ -316,7 +316,7 @@ def _refuse_another(folder: Location, entries: Sequence[DirEntry]) -> None:
     Its arrays would look like a part of the outer tree, and its other files would be ignored.
     """
     files = {entry.name for entry in entries if not entry.is_dir}
-    result = next((name for name in _OF_ANOTHER if name in files), None)
+    result = next((name for name in _ROOT_ONLY_FILES if name in files), None)
     if result is None and STATE in files and has_state_header(folder / STATE):
         result = STATE
     if result is not None:
@@ -354,7 +354,7 @@ def _refuse_chunks(folder: Location, files: Sequence[str]) -> None:
         )
 
 
-def _tells_array(document: Mapping[str, Any], location: object) -> bool:
+def _describes_array(document: Mapping[str, Any], location: object) -> bool:
     """Return whether a `zarr.json` is an array's; raise FormatError if it is not a group's either."""
     node = document.get("node_type")
     if node in ("array", "group"):
@@ -368,7 +368,7 @@ def _tells_array(document: Mapping[str, Any], location: object) -> bool:
 
 
 def _is_array(entries: Entries, key: str) -> bool:
-    return _tells_array(_document(entries, key), f"{entries.directory}: {key}")
+    return _describes_array(_document(entries, key), f"{entries.directory}: {key}")
 
 
 def _document(entries: Entries, key: str) -> Mapping[str, Any]:
@@ -422,7 +422,7 @@ def _has_shards(array: Chunked) -> bool:
     return isinstance(array.part, Grid) and array.part.document.shard is not None
 
 
-def _by_key(result: Mapping[str, LazyArray]) -> dict[Path, Leaf]:
+def _build_tree(result: Mapping[str, LazyArray]) -> dict[Path, Leaf]:
     """Build the tree from keys; names whose dots are ambiguous are not split."""
     cut = {name: tuple(name.replace("/", ".").split(".")) if name else () for name in result}
     inner = {keys[:depth] for keys in cut.values() for depth in range(len(keys))}
@@ -431,15 +431,15 @@ def _by_key(result: Mapping[str, LazyArray]) -> dict[Path, Leaf]:
     return {paths[name]: array for name, array in result.items()}
 
 
-def _put_in(state: FlaxState, result: Mapping[str, LazyArray], path: Location) -> dict[Path, Leaf]:
+def _insert_arrays(state: FlaxState, result: Mapping[str, LazyArray], path: Location) -> dict[Path, Leaf]:
     """Insert arrays into the tree of a file `checkpoint`, which names them."""
     missing = sorted({*state.elsewhere.values()} - {*result})
     unnamed = sorted({*result} - {*state.elsewhere.values()})
     if missing or unnamed:
         raise FormatError(
             f"arrays and the file {STATE} are not of one checkpoint:"
-            + counted_listing("named there, but missing here", missing)
-            + counted_listing("here, but not named there", unnamed),
+            + list_with_count("named there, but missing here", missing)
+            + list_with_count("here, but not named there", unnamed),
             location=path,
             expected=f"the arrays that {STATE} names",
             hint="copy the checkpoint again",

@@ -68,8 +68,10 @@ class ZarrWriter:
         else:
             # zarr grid cells have at least one element even if the array is empty.
             chunk = tuple(max(1, length) for length in array.shape)
-        home = ChunkFiles("".join(f"{name}{SEPARATOR}" for name in _names(path)), KEYS.prefix, KEYS.separator)
-        return Placement(array.shape, itemsize, chunk, home, self.compression)
+        destination = ChunkFiles(
+            "".join(f"{name}{SEPARATOR}" for name in _names(path)), KEYS.prefix, KEYS.separator
+        )
+        return Placement(array.shape, itemsize, chunk, destination, self.compression)
 
     def finish(self, directory: Location, tree: Tree, layout: Layout, extents: Extents) -> None:
         """See `Writer.finish`. Writes documents of arrays, then of groups, and of the root last."""
@@ -97,7 +99,7 @@ def _group(attributes: dict[str, Any]) -> dict[str, Any]:
 
 def _attributes(tree: Tree) -> dict[str, Any]:
     """Return the attributes of the root: everything about the tree except its arrays."""
-    return {flat.ENTRY: json.loads(flat.described(tree, SEPARATOR))}
+    return {flat.ENTRY: json.loads(flat.describe(tree, SEPARATOR))}
 
 
 def _names(path: Path) -> tuple[str, ...]:
@@ -110,11 +112,11 @@ def _write(directory: Location, path: Path, document: dict[str, Any]) -> None:
 
 
 def _check_names(tree: Tree) -> None:
-    wrong = {str(key): path for path in tree.arrays for key in path if not _is_node_name(str(key))}
-    if wrong:
+    invalid = {str(key): path for path in tree.arrays for key in path if not _is_node_name(str(key))}
+    if invalid:
         raise FormatError(
             "these keys cannot be names of zarr nodes:"
-            + listing([f"{name!r} in {keystr(path)}" for name, path in wrong.items()]),
+            + listing([f"{name!r} in {keystr(path)}" for name, path in invalid.items()]),
             location=tree.metadata.location or None,
             expected=f"1 to {LONGEST_NAME} bytes without '/' and '\\', not only periods, not beginning with "
             f"'__', not {DOCUMENT}",

@@ -19,9 +19,9 @@ from ckpttools.formats.zarr.array import (
     Chain,
     ChunkKeys,
     ZarrArray,
-    checked_grid,
-    checked_keys,
     fill_element,
+    parse_chunk_keys,
+    parse_grid,
 )
 
 DOCUMENT = ZARR2_DOCUMENT
@@ -35,7 +35,7 @@ def parse_array(document: Mapping[str, Any], location: str) -> ZarrArray:
         FormatError: The document is not that of an array with a known dtype.
         KeyError, TypeError: A field is missing or has another type.
     """
-    shape, chunk = checked_grid(document["shape"], document["chunks"], location)
+    shape, chunk = parse_grid(document["shape"], document["chunks"], location)
     name, order = document["dtype"], document.get("order", "C")
     dtype = from_zarr2(name) if isinstance(name, str) else None
     if dtype is None:
@@ -44,14 +44,14 @@ def parse_array(document: Mapping[str, Any], location: str) -> ZarrArray:
         raise FormatError(
             "an unknown order or filter", location=location, got=[order, document.get("filters")]
         )
-    keys = checked_keys("", document.get("dimension_separator", "."), location)
+    keys = parse_chunk_keys("", document.get("dimension_separator", "."), location)
     fill = fill_element(document.get("fill_value"), dtype, location)
     axes, compressor = tuple(range(len(chunk))), document.get("compressor")
     elements = BytesCodec(is_little=not name.startswith(">") or dtype.number_bytes == 1)
     codecs = (compressor_of(compressor),) if compressor is not None else ()
     coding = Coding(chunk, dtype, axes if order == "C" else axes[::-1], elements, codecs)
-    turned: tuple[CodecStep, ...] = () if order == "C" else (Transpose.fortran(len(axes)),)
-    steps = (*turned, elements, *codecs)
+    order_codecs: tuple[CodecStep, ...] = () if order == "C" else (Transpose.fortran(len(axes)),)
+    steps = (*order_codecs, elements, *codecs)
     return ZarrArray(shape, dtype, chunk, keys, coding, None, fill, steps, _chain(coding, codecs))
 
 

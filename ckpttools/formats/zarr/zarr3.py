@@ -17,10 +17,10 @@ from ckpttools.formats.zarr.array import (
     ZARR3_DOCUMENT,
     ChunkKeys,
     ZarrArray,
-    checked_grid,
-    checked_keys,
     fill_element,
     parse_chain,
+    parse_chunk_keys,
+    parse_grid,
 )
 
 DOCUMENT = ZARR3_DOCUMENT
@@ -66,12 +66,12 @@ def parse_array(document: Mapping[str, Any], location: str) -> ZarrArray:
         expected = "zarr_format 3, and a regular grid"
         raise FormatError("an unknown kind of array", location=location, got=got, expected=expected)
     grid = document["chunk_grid"]["configuration"]["chunk_shape"]
-    lengths, name, listed = document["shape"], document["data_type"], document["codecs"]
+    lengths, name, codec_documents = document["shape"], document["data_type"], document["codecs"]
     dtype = from_zarr3(name) if isinstance(name, str) else None
     if dtype is None:
         raise FormatError("an unknown zarr data type", location=location, got=name)
-    shape, chunk = checked_grid(lengths, grid, location)
-    codecs = tuple(listed)
+    shape, chunk = parse_grid(lengths, grid, location)
+    codecs = tuple(codec_documents)
     coding, shard = parse_coding(codecs, chunk, dtype, document)
     fill = fill_element(document.get("fill_value"), dtype, location)
     steps, chain = codec_steps(codecs), parse_chain(codecs, chunk)
@@ -84,4 +84,6 @@ def _keys(document: Mapping[str, Any], location: str) -> ChunkKeys:
     if not isinstance(encoding, dict) or encoding.get("name") not in names:
         raise FormatError("an unknown encoding of chunk keys", location=location, got=encoding)
     keys = names[encoding["name"]]
-    return checked_keys(keys.prefix, configuration_of(encoding).get("separator", keys.separator), location)
+    return parse_chunk_keys(
+        keys.prefix, configuration_of(encoding).get("separator", keys.separator), location
+    )

@@ -334,12 +334,12 @@ def _limit_deviation(limit: Limit, reading: Reading, known: list[KnownDeviation]
     measured = (entry.effect, entry.remedy) if entry else ("", "")
     called = reading.called(left)
     if left.name.startswith(CYCLE):
-        what = sample_names(facts.layers_off_cycle(int(left.name.removeprefix(CYCLE))).values())
+        names = sample_names(facts.layers_off_cycle(int(left.name.removeprefix(CYCLE))).values())
     elif left.kind == "field" and facts.location_of(left.name) is None:
-        what = f"{called} is not set, so transformers uses {json.dumps(left.of(facts))}"
+        names = f"{called} is not set, so transformers uses {json.dumps(left.of(facts))}"
     else:
         stated = nested_value(facts.config, called)
         value = left.of(facts) if stated is None else stated
         is_whole = isinstance(value, float) and value.is_integer()
-        what = f"{called} is {json.dumps(int(value) if is_whole else value)}"
-    return Discrepancy(what, limit.reason, *measured)
+        names = f"{called} is {json.dumps(int(value) if is_whole else value)}"
+    return Discrepancy(names, limit.reason, *measured)

@@ -58,9 +58,9 @@ def model_settings(family: Family, facts: ModelFacts, location: str) -> Values:
     Raises:
         ConfigError: The configuration lacks a setting, or has a value that MaxText cannot express.
     """
-    chosen = setting_rules(family).chosen(facts)
+    rules = setting_rules(family).chosen(facts)
     reading = Reading(family, facts)
-    return {name: _setting(rule, reading, location) for name, rule in chosen.items()}
+    return {name: _setting(rule, reading, location) for name, rule in rules.items()}
 
 
 def _setting(rule: Setting, reading: Reading, location: str) -> ModelSetting:
@@ -141,19 +141,19 @@ def model_notes(family: Family, facts: ModelFacts) -> Iterator[str]:
         f"{declared}, which transformers 5 and ckpttools use; but {other}" for declared, other in thetas
     )
     towers = {field for field, flag in TOWERS.items() if flag not in family.towers}
-    there = sorted(field for _, part in facts.parts for field in towers if part.get(field))
-    if there:
-        yield f"text only: MaxText does not support {', '.join(there)} in models of family {family.name}"
+    present = sorted(field for _, part in facts.parts for field in towers if part.get(field))
+    if present:
+        yield f"text only: MaxText does not support {', '.join(present)} in models of family {family.name}"
 
 
 def matching_model(values: Values) -> str | None:
     """Return the shortest name of a MaxText model with these settings; None if there is none."""
     own = {**defaults(), **tower_defaults()}
     expected = {name: item.value for name, item in values.items() if name != MODEL_NAME}
-    fitting = [
+    matching = [
         name for name, declared in named_models().items() if _matches(expected, {**own, **declared}, own)
     ]
-    return min(fitting, key=lambda name: (len(name), name), default=None)
+    return min(matching, key=lambda name: (len(name), name), default=None)
 
 
 def _matches(expected: Mapping[str, Any], model: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
@@ -182,8 +182,8 @@ def required_settings(values: Values, named: str | None) -> dict[str, ModelSetti
         named: The name of the equivalent MaxText model.
     """
     if named is not None:
-        beside = {name: values[name] for name in _EXTRA_SETTINGS if name in values}
-        return {MODEL_NAME: ModelSetting(MODEL_NAME, named, "MaxText's own model"), **beside}
+        extra = {name: values[name] for name in _EXTRA_SETTINGS if name in values}
+        return {MODEL_NAME: ModelSetting(MODEL_NAME, named, "MaxText's own model"), **extra}
     if MODEL_NAME not in values:
         return dict(values)
     override = ModelSetting(OVERRIDE, not DEFAULTS[OVERRIDE], "sizes of another model of this code")

@@ -94,8 +94,8 @@ def build_config(family: Family, lengths: Mapping[str, int], fields: Mapping[str
     config |= {
         name.removeprefix(_CONFIG): value for name, value in fields.items() if name.startswith(_CONFIG)
     }
-    built: dict[str, Any] = _with_floats(config | _rope(family, fields))
-    return built
+    result: dict[str, Any] = _with_floats(config | _rope(family, fields))
+    return result
 
 
 def _with_floats(value: Any, name: str = "") -> Any:
@@ -167,7 +167,7 @@ def field_choices(family: Family, given: GivenSettings, known: ObservedArrays) -
             _add_values(result, limit.expected)
     for name in result.keys() - {MODEL_TYPE}:
         result[name] += [value for value in _setting_values(family, given, name) if value not in result[name]]
-    return {name: _in_likely_order(values) for name, values in result.items() if values}
+    return {name: _sort_by_likelihood(values) for name, values in result.items() if values}
 
 
 def _add_values(result: dict[str, list[Any]], condition: Condition) -> None:
@@ -176,7 +176,7 @@ def _add_values(result: dict[str, list[Any]], condition: Condition) -> None:
         values += [value for value in _term_values(condition.right) if value not in values]
 
 
-def _in_likely_order(values: list[Any]) -> list[Any]:
+def _sort_by_likelihood(values: list[Any]) -> list[Any]:
     """Sort values in order of likelihood: plain ones first, then as in the rules.
 
     Null comes last, because transformers fills in absent fields.
@@ -273,8 +273,8 @@ class _Attempt:
         facts = self._facts()
         inferred = dict(self._infer_settings(facts))
         missing = tuple(name for name in inferred if self._is_missing(name, inferred[name], facts))
-        wrong = (*self.wrong.values(), *self._contradictions(facts, inferred))
-        return Candidate(facts.config, inferred, missing, wrong)
+        contradictions = (*self.wrong.values(), *self._contradictions(facts, inferred))
+        return Candidate(facts.config, inferred, missing, contradictions)
 
     def _apply_choice(self, facts: ModelFacts) -> None:
         """Apply the choice, then formulas as soon as they can be evaluated."""
@@ -290,17 +290,17 @@ class _Attempt:
         flags = {name: rule.read(config, "", silent).value for name, rule in self.family.flags.items()}
         return ModelFacts(config, self.lengths, {**flags, **(assumed or {})})
 
-    def _invert(self, rule: Setting, declared: ModelSetting) -> None:
+    def _invert(self, rule: Setting, setting: ModelSetting) -> None:
         for term, below in zip(rule.terms, (*rule.terms[1:], None), strict=True):
             # Zero means "none" here, for which transformers expects null.
-            is_off = below is not None and below.kind == "value" and below.value == 0 == declared.value
+            is_off = below is not None and below.kind == "value" and below.value == 0 == setting.value
             if term.kind == "field" and term.name not in self.choice:
-                self.fields[term.name] = None if is_off else _field_value(term, declared.value)
+                self.fields[term.name] = None if is_off else _field_value(term, setting.value)
                 return
             if term.kind == "formula" and is_off:
                 self._clear_axis(term.name)
                 return
-            if term.kind == "formula" and self._set_length(term.name, declared):
+            if term.kind == "formula" and self._set_length(term.name, setting):
                 return
 
     def _clear_axis(self, axis: str) -> None:
@@ -308,21 +308,19 @@ class _Attempt:
             if isinstance(name, str) and "." not in name and axis not in self.known.lengths:
                 self.fields[f"config.{name}"] = None
 
-    def _set_length(self, axis: str, declared: ModelSetting) -> bool:
+    def _set_length(self, axis: str, setting: ModelSetting) -> bool:
         """Set the length of an axis; return False if the family has no such axis."""
         if axis not in self.family.sizes and axis not in self.family.derived and axis not in self.lengths:
             return False
-        if isinstance(declared.value, bool) or not isinstance(declared.value, int):
+        if isinstance(setting.value, bool) or not isinstance(setting.value, int):
             return True
-        there = self.lengths.setdefault(axis, declared.value)
-        if there != declared.value:
+        length = self.lengths.setdefault(axis, setting.value)
+        if length != setting.value:
             source = self.sources.get(axis)
             by = f"{source}, {source.source}" if source else "the arrays"
-            self.wrong[declared.name] = Contradiction(
-                declared.name, declared.value, declared.source, there, by
-            )
+            self.wrong[setting.name] = Contradiction(setting.name, setting.value, setting.source, length, by)
         elif axis not in self.known.lengths:
-            self.sources.setdefault(axis, declared)
+            self.sources.setdefault(axis, setting)
         return True
 
     def _apply_limit(self, limit: Limit, facts: ModelFacts) -> None:
@@ -356,14 +354,14 @@ class _Attempt:
                 self.lengths |= {} if result is None else {axis: result}
             elif axis in self.lengths and len(unknown) == 1:
                 (other,) = unknown
-                fitting = [
+                matching = [
                     n
                     for n in range(1, _MAX_LENGTH)
                     if _formula_value(formula, {**self.lengths, other: n}) == self.lengths[axis]
                 ]
                 # All larger lengths have the same minimum, so the smallest one is sufficient.
-                is_unique = len(fitting) == 1 or (formula.startswith("min(") and fitting)
-                self.lengths |= {other: fitting[0]} if is_unique else {}
+                is_unique = len(matching) == 1 or (formula.startswith("min(") and matching)
+                self.lengths |= {other: matching[0]} if is_unique else {}
 
     def _infer_settings(self, facts: ModelFacts) -> Iterator[tuple[str, Any]]:
         """Yield the settings that follow from the configuration and the rules; None if there is no value."""
@@ -382,47 +380,53 @@ class _Attempt:
 
     def _contradictions(self, facts: ModelFacts, declared: Mapping[str, Any]) -> Iterator[Contradiction]:
         own = defaults()
-        asked = {
+        expected_by_setting = {
             name: item
             for name, item in self.given.values.items()
             if (name in own or name in declared or name == MODEL_NAME)
             and (item.value is not None and name not in _IMAGE_SETTINGS)
         }
-        for name in sorted((asked.keys() | declared.keys()) - unused_settings(declared)):
+        for name in sorted((expected_by_setting.keys() | declared.keys()) - unused_settings(declared)):
             expected = declared.get(name, own.get(name))
-            if name not in asked or (name == MODEL_NAME and not self._is_of_code(asked[name].value)):
+            if name not in expected_by_setting or (
+                name == MODEL_NAME and not self._is_of_code(expected_by_setting[name].value)
+            ):
                 continue
-            if not self._agrees(name, asked[name].value, expected):
+            if not self._agrees(name, expected_by_setting[name].value, expected):
                 source = (
                     f"family {self.family.name}"
                     if name in declared
                     else "MaxText's default, with this family"
                 )
-                yield Contradiction(name, asked[name].value, asked[name].source, expected, source)
-        for name, there in self.known.flags.items():
-            if (rule := self.family.flags[name]).field and facts.flags[name] != there:
-                yield Contradiction(rule.field[0], facts.flags[name], _SETTINGS, there, "the arrays")
+                yield Contradiction(
+                    name, expected_by_setting[name].value, expected_by_setting[name].source, expected, source
+                )
+        for name, flag in self.known.flags.items():
+            if (rule := self.family.flags[name]).field and facts.flags[name] != flag:
+                yield Contradiction(rule.field[0], facts.flags[name], _SETTINGS, flag, "the arrays")
         for limit in self.family.settings.limits:
             if not limit.holds(facts):
-                what = str(limit.expected.left)
-                yield Contradiction(what, facts.field(what), _SETTINGS, str(limit.expected), limit.reason)
+                setting = str(limit.expected.left)
+                yield Contradiction(
+                    setting, facts.field(setting), _SETTINGS, str(limit.expected), limit.reason
+                )
 
-    def _agrees(self, name: str, declared: Any, expected: Any) -> bool:
+    def _agrees(self, name: str, value: Any, expected: Any) -> bool:
         if name == MODEL_NAME:
-            return is_same_value(self._rule_name(name, declared), expected)
-        return is_equivalent(name, declared, expected)
+            return is_same_value(self._rule_name(name, value), expected)
+        return is_equivalent(name, value, expected)
 
-    def _rule_name(self, name: str, declared: Any) -> Any:
+    def _rule_name(self, name: str, value: Any) -> Any:
         """Return the value of a setting; for models that share code, use the name in the rules."""
-        if name != MODEL_NAME or not isinstance(declared, str):
-            return declared
+        if name != MODEL_NAME or not isinstance(value, str):
+            return value
         known = self._text_model_names()
-        alike = [item for item in known if item.partition("-")[0] == declared.partition("-")[0]]
-        return declared if declared in known or not alike else alike[0]
+        similar = [item for item in known if item.partition("-")[0] == value.partition("-")[0]]
+        return value if value in known or not similar else similar[0]
 
-    def _is_of_code(self, declared: Any) -> bool:
+    def _is_of_code(self, value: Any) -> bool:
         """Return whether a model name uses the family's code."""
-        return self._rule_name(MODEL_NAME, declared) in self._text_model_names()
+        return self._rule_name(MODEL_NAME, value) in self._text_model_names()
 
     def _text_model_names(self) -> list[str]:
         """Return the model names that determine the text model."""

@@ -15,9 +15,9 @@ from ckpttools.mapping.arithmetic import axes_in
 from ckpttools.mapping.settings import Term
 from ckpttools.mapping.sizes import nested_value, states_field
 from ckpttools.model_families.family import Family
-from ckpttools.model_families.hf_defaults import TEXT_PARTS, THETA, without_alias
+from ckpttools.model_families.hf_defaults import TEXT_PARTS, THETA, resolve_alias
 
-_USUAL = "rope.usual_attention_factor"
+_USUAL_ATTENTION_FACTOR = "rope.usual_attention_factor"
 _SCALES = ("mscale", "mscale_all_dim")
 # Tolerance: files state factors to about 16 digits.
 _TOLERANCE = 1e-6
@@ -73,7 +73,7 @@ class ModelFacts:
         `layer_types.full_every_N` is whether exactly every N-th layer has full attention, and
         `rope.usual_attention_factor` is whether YaRN multiplies by 0.1 ln(factor) + 1.
         """
-        return without_alias(name, self._find(name)[1])
+        return resolve_alias(name, self._find(name)[1])
 
     def location_of(self, name: str) -> str | None:
         """Return the dotted location of a field in the configuration; None if it is absent."""
@@ -139,7 +139,7 @@ class ModelFacts:
     def _find(self, name: str) -> tuple[str | None, Any]:
         if name.startswith(CYCLE):
             return self._cycles(int(name.removeprefix(CYCLE)))
-        if name == _USUAL:
+        if name == _USUAL_ATTENTION_FACTOR:
             return self._attention_factor()
         if name.startswith(_ROPE):
             return self._rope(name.removeprefix(_ROPE))
@@ -317,8 +317,8 @@ class Reading:
             term.kind == "formula" and axes_in(term.name) <= self.family.constants.keys()
         ):
             return "family"
-        if there := self._stated_fields(term):
-            return f"{location}: {', '.join(there)}"
+        if fields := self._stated_fields(term):
+            return f"{location}: {', '.join(fields)}"
         from_arrays = term.kind != "field" and self.facts.has_arrays
         return "the arrays" if from_arrays else f"the default of transformers, not stated in {location}"
 
@@ -327,7 +327,7 @@ class Reading:
         read = {_without_item_keys(item) for item in self._read_fields()}
         for path, value in self._stated("", self.facts.config):
             if path not in read and not self._is_irrelevant(path):
-                yield f"{path} {_shortened(value)}"
+                yield f"{path} {_shorten(value)}"
 
     def _stated_fields(self, term: Term) -> list[str]:
         """Return the stated fields that give a term its value."""
@@ -342,10 +342,10 @@ class Reading:
 
     def _axis_fields(self, axis: str) -> list[str]:
         names = [item for item in self.family.sizes.get(axis, ()) if isinstance(item, str)]
-        there = [name for name in names if nested_value(self.facts.config, name) is not None][:1]
+        fields = [name for name in names if nested_value(self.facts.config, name) is not None][:1]
         formula = self.family.derived.get(axis)
-        if there or formula is None:
-            return there
+        if fields or formula is None:
+            return fields
         return [name for inner in sorted(axes_in(formula)) for name in self._axis_fields(inner)]
 
     def _default_fields(self, term: Term) -> list[str]:
@@ -412,6 +412,6 @@ def _without_item_keys(path: str) -> str:
     return ".".join(keys)
 
 
-def _shortened(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= _MAX_VALUE_LENGTH else f"{text[:_MAX_VALUE_LENGTH]}…"

@@ -27,7 +27,7 @@ from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.model_options import ModelOptions, family_for, require_config, rope_flags
 from ckpttools.maxtext.native_fp8 import (
     CODES,
-    IGNORES_SCALES,
+    IGNORED_SCALES_REMARK,
     block_of,
     native_parameters,
     scale_pairs,
@@ -111,7 +111,7 @@ def observe_model(tree: Tree, like: str | None, family: str | None) -> ObservedM
     result = family_for(config, ModelOptions(family=family), tree.metadata.location)
     table = result.table(config, CONFIG, spelling=result.spelling_of(arrays))
     require_hugging_face(tree, result, config)
-    lengths, flags = table.known_of(arrays)
+    lengths, flags = table.infer_known(arrays)
     return ObservedModel(
         result, replace(_facts(config), lengths=lengths, flags=flags, has_arrays=True), CONFIG
     )
@@ -127,13 +127,15 @@ def _observe_maxtext(tree: Tree, view: MaxTextView, files: ModelFiles, family: s
     flags = {**rope_flags(result, options), **tied}
     table = result.table(config, CONFIG, scan_axis=view.scan_axis, overrides=flags)
     require_maxtext(view, tree.metadata.location, result, config, flags)
-    lengths, seen = table.known_of(arrays, left=True)
+    lengths, known_flags = table.infer_known(arrays, left=True)
     # The number of stored rows includes padding.
     rows = {VOCAB: view.parameters[EMBEDDING].shape[0]} if EMBEDDING in view.parameters else {}
-    there = result.towers_in(arrays)
-    towers = {tower: tower in there for tower in result.towers}
-    facts = replace(_facts(config), lengths={**lengths, **rows}, flags={**seen, **towers}, has_arrays=True)
-    model = ObservedModel(result, facts, CONFIG, tuple(_stored(tree, view)))
+    present_towers = result.towers_in(arrays)
+    towers = {tower: tower in present_towers for tower in result.towers}
+    facts = replace(
+        _facts(config), lengths={**lengths, **rows}, flags={**known_flags, **towers}, has_arrays=True
+    )
+    model = ObservedModel(result, facts, CONFIG, tuple(_storage_settings(tree, view)))
     native = native_parameters(arrays, config, tree.metadata.location)
     misfits = unread_grids(table, native.arrays, native, (VOCAB,)).misfits
     fp8 = _observe_fp8(tree, view, config, misfits)
@@ -149,7 +151,7 @@ def _observe_fp8(
     return StoredFp8(tree.metadata.location, len(pairs), tuple(dtypes), block, misfits)
 
 
-def _stored(tree: Tree, view: MaxTextView) -> Iterator[ModelSetting]:
+def _storage_settings(tree: Tree, view: MaxTextView) -> Iterator[ModelSetting]:
     source = "the arrays"
     yield ModelSetting(SCAN_LAYERS, view.is_stacked, source)
     if view.scan_axis not in (None, SCAN_AXIS):
@@ -182,10 +184,10 @@ def _notes(
     towers = absent_towers(config, names)
     if towers:
         yield f"text only: the checkpoint does not contain {', '.join(towers)}"
-    there = [item for item in family.towers_in(names) if not family.settings.mentions(item)]
-    if there:
+    unsupported = [item for item in family.towers_in(names) if not family.settings.mentions(item)]
+    if unsupported:
         yield (
-            f"with these settings MaxText runs only the text model: towers ({', '.join(there)}) need "
+            f"with these settings MaxText runs only the text model: towers ({', '.join(unsupported)}) need "
             "use_multimodal=true and the model_name of one of MaxText's own models that has them"
         )
 
@@ -200,7 +202,7 @@ def require_hugging_face(tree: Tree, family: Family, config: Mapping[str, Any]) 
             not fit.
     """
     view = quantized_view(tree)
-    if view.is_described and view.by_headers.is_whole:
+    if view.is_described and view.weights_from_headers.is_whole:
         return
     arrays = by_name(with_family_names(view.plain(is_read=False).tree).tree.arrays)
     table = family.table(config, CONFIG, spelling=family.spelling_of(arrays))
@@ -282,7 +284,7 @@ class StoredFp8:
             "float32"
         )
         yield (
-            f"{IGNORES_SCALES}; for these, dequantize first: "
+            f"{IGNORED_SCALES_REMARK}; for these, dequantize first: "
             f"{action('cast', self.location or 'SRC', 'DST', dtype='bfloat16')}"
         )
         if self._misfit_reason:
@@ -326,17 +328,17 @@ class StoredFp8:
                 yield Contradiction(setting.name, result.value, result.source, setting.value, setting.source)
 
 
-def _is_equivalent_setting(expected: ModelSetting, declared: Any) -> bool:
+def _is_equivalent_setting(expected: ModelSetting, value: Any) -> bool:
     if expected.name == MODULES:
-        return set(expected.value) <= set(_list_items(declared))
+        return set(expected.value) <= set(_list_items(value))
     if expected.name == BLOCK_SIZE and isinstance(expected.value, int):
-        sizes = _list_items(declared)
+        sizes = _list_items(value)
         return bool(sizes) and all(is_same_value(size, expected.value) for size in sizes)
-    return bool(declared == expected.value) or (expected.value is None and declared in ("", "null", "None"))
+    return bool(value == expected.value) or (expected.value is None and value in ("", "null", "None"))
 
 
-def _list_items(declared: Any) -> list[str]:
+def _list_items(value: Any) -> list[str]:
     """Split a list as written in configuration files and on command lines."""
-    if declared is None:
+    if value is None:
         return []
-    return _WORD.findall(" ".join(map(str, declared)) if isinstance(declared, list) else str(declared))
+    return _WORD.findall(" ".join(map(str, value)) if isinstance(value, list) else str(value))

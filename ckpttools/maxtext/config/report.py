@@ -173,7 +173,7 @@ def _lines(values: Mapping[str, Any]) -> list[str]:
     return [f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in values.items()]
 
 
-def ordered(settings: Mapping[str, ModelSetting]) -> tuple[ModelSetting, ...]:
+def sort_settings(settings: Mapping[str, ModelSetting]) -> tuple[ModelSetting, ...]:
     """Return the settings in display order."""
     first = [name for name in (*_FIRST, *_SIZES) if name in settings]
     return tuple(settings[name] for name in (*first, *sorted(settings.keys() - set(first))))

@@ -152,22 +152,22 @@ def find_contradictions(given: GivenSettings, values: Values) -> Iterator[Contra
         yield Contradiction(computed.name, computed.value, computed.source, setting.value, source)
 
 
-def is_equivalent(name: str, declared: Any, expected: Any) -> bool:
+def is_equivalent(name: str, value: Any, expected: Any) -> bool:
     """Return whether a run's setting is equivalent to the model's."""
     if name == MODEL_NAME:
         # Names with the same prefix use the same code.
-        return isinstance(declared, str) and declared.partition("-")[0] == str(expected).partition("-")[0]
+        return isinstance(value, str) and value.partition("-")[0] == str(expected).partition("-")[0]
     if name == _ATTENTION:
         # These settings choose an implementation; all accepted values give the same result.
-        return declared in _KERNELS
-    return is_same_value(declared, expected)
+        return value in _KERNELS
+    return is_same_value(value, expected)
 
 
-def is_same_value(declared: Any, expected: Any) -> bool:
+def is_same_value(value: Any, expected: Any) -> bool:
     """Return whether two values are equal; numbers may be written as text."""
     if isinstance(expected, bool) or not isinstance(expected, _NUMBERS):
-        return bool(declared == expected)
+        return bool(value == expected)
     try:
-        return float(declared) == float(expected)
+        return float(value) == float(expected)
     except (TypeError, ValueError):
         return False

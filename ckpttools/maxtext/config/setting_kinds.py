@@ -16,7 +16,7 @@ _LIST = "setting_kinds.txt"
 _CHOICE = "one of "
 _MARK = re.compile(r"([-+])([0-9a-f]{7})$")
 # The values that pydantic accepts.
-_YES_OR_NO = frozenset(("true", "t", "yes", "y", "on", "1", "false", "f", "no", "n", "off", "0"))
+_BOOLEAN_WORDS = frozenset(("true", "t", "yes", "y", "on", "1", "false", "f", "no", "n", "off", "0"))
 _LISTS = (list, tuple)
 # Text settings for which null means empty in MaxText.
 _MAY_BE_EMPTY = frozenset(
@@ -57,7 +57,7 @@ class Kind:
         if isinstance(value, str) and "${" in value:
             return None
         fits = {
-            "bool": lambda: str(value).lower() in _YES_OR_NO,
+            "bool": lambda: str(value).lower() in _BOOLEAN_WORDS,
             "int": lambda: self._is_in_range(value) and float(value).is_integer(),
             "float": lambda: self._is_in_range(value),
             "text": lambda: isinstance(value, str),
@@ -116,7 +116,7 @@ def _read_list() -> tuple[tuple[str, Kind, str, str], ...]:
     return tuple(result)
 
 
-def find_mistakes(declared: Iterable[ModelSetting], version: str) -> Iterator[Mistake]:
+def find_mistakes(settings: Iterable[ModelSetting], version: str) -> Iterator[Mistake]:
     """Yield the settings that MaxText refuses because of their names or values.
 
     Args:
@@ -124,7 +124,7 @@ def find_mistakes(declared: Iterable[ModelSetting], version: str) -> Iterator[Mi
         version: The version of MaxText.
     """
     kinds = setting_kinds(version)
-    for item in declared:
+    for item in settings:
         kind = kinds.get(item.name)
         if kind is None:
             within = next((name for name in kinds if name.endswith(f".{item.name}")), None)

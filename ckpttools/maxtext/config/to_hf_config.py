@@ -50,8 +50,8 @@ def config_from_settings(
         ConfigError: Settings are missing, or contradict each other, the arrays or the family's code.
         UsageError: A word is not a setting.
     """
-    declared = read_settings(words)
-    result = family_called(family) if family is not None else _family_by_block(declared)
+    given = read_settings(words)
+    result = family_called(family) if family is not None else _family_by_block(given)
     if not text_types(result):
         raise ConfigError(
             f"MaxText's settings do not describe family {result.name} completely, because it has no "
@@ -60,14 +60,14 @@ def config_from_settings(
         )
     if arrays is None:
         return _with_loadable_type(
-            _only_candidate(result, declared, [*candidates(result, declared, ObservedArrays())]).config
+            _only_candidate(result, given, [*candidates(result, given, ObservedArrays())]).config
         )
     _refuse_towers(result, () if text_alone else arrays)
-    seen = _ModelArrays.of(result, arrays, scan_axis)
-    every = [*candidates(result, declared, seen.known())]
+    observed = _ModelArrays.of(result, arrays, scan_axis)
+    every = [*candidates(result, given, observed.known())]
     # Settings alone may leave open what the arrays decide. If no candidate fits, the conversion reports why.
-    fitting = [item for item in every if _is_complete(item) and seen.match(item.config)]
-    return _with_loadable_type(_only_candidate(result, declared, fitting or every).config)
+    matching = [item for item in every if _is_complete(item) and observed.match(item.config)]
+    return _with_loadable_type(_only_candidate(result, given, matching or every).config)
 
 
 def _with_loadable_type(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,11 +86,11 @@ def _refuse_towers(family: Family, names: Iterable[str]) -> None:
         )
 
 
-def _family_by_block(declared: GivenSettings) -> Family:
-    block = declared.value(_BLOCK)
-    fitting = [family for family in families().values() if text_types(family) and block in _blocks(family)]
-    if len(fitting) == 1:
-        return fitting[0]
+def _family_by_block(given: GivenSettings) -> Family:
+    block = given.value(_BLOCK)
+    matching = [family for family in families().values() if text_types(family) and block in _blocks(family)]
+    if len(matching) == 1:
+        return matching[0]
     known = sorted(
         {block for family in families().values() if text_types(family) for block in _blocks(family)}
     )
@@ -126,7 +126,7 @@ class _ModelArrays:
     def known(self) -> ObservedArrays:
         """Return the facts that the arrays show without a configuration."""
         tied = self._tied()
-        lengths, _ = self._table(None, tied).known_of(self.arrays, left=True)
+        lengths, _ = self._table(None, tied).infer_known(self.arrays, left=True)
         return ObservedArrays(lengths, {name: flag.value for name, flag in tied.items()}, True)
 
     def match(self, config: Mapping[str, Any]) -> bool:
@@ -149,27 +149,27 @@ def _is_complete(candidate: Candidate) -> bool:
     return not candidate.contradictions and not candidate.missing
 
 
-def _only_candidate(family: Family, declared: GivenSettings, result: Sequence[Candidate]) -> Candidate:
+def _only_candidate(family: Family, given: GivenSettings, result: Sequence[Candidate]) -> Candidate:
     """Return the only complete candidate.
 
     Raises:
         ConfigError: No candidate is complete, or a missing setting would have to decide between several.
     """
-    whole = [item for item in result if _is_complete(item)]
-    if not whole:
+    complete = [item for item in result if _is_complete(item)]
+    if not complete:
         best = min(result, key=lambda item: (len(item.contradictions), len(item.missing)))
         if best.contradictions:
             raise _contradiction_error(family, best.contradictions)
         raise _incomplete_error(best.missing)
     own = defaults()
-    names = {name for item in whole for name in item.settings} - declared.values.keys()
-    first = whole[0]
+    names = {name for item in complete for name in item.settings} - given.values.keys()
+    first = complete[0]
     open_names = [
         name
         for name in sorted(names)
         if any(
             item.settings.get(name, own.get(name)) != first.settings.get(name, own.get(name))
-            for item in whole
+            for item in complete
         )
     ]
     if open_names:

@@ -46,7 +46,7 @@ def parse_command(words: Sequence[str]) -> ParsedCommand:
         UsageError: A word is neither a file nor a setting.
         FormatError: A value is not valid YAML.
     """
-    program, rest = _without_program(list(words))
+    program, rest = _split_program(list(words))
     file = rest.pop(0) if rest and not SETTING.match(rest[0]) and rest[0].endswith(_SUFFIX) else None
     overrides: dict[str, Any] = {}
     for word in rest:
@@ -57,7 +57,7 @@ def parse_command(words: Sequence[str]) -> ParsedCommand:
     return ParsedCommand(program, file, overrides)
 
 
-def _without_program(words: list[str]) -> tuple[str | None, list[str]]:
+def _split_program(words: list[str]) -> tuple[str | None, list[str]]:
     """Return the program that a command runs, and the arguments after it."""
     before = dropwhile(lambda word: word == "env" or _VARIABLE.match(word), words)
     words = rest if (rest := list(before)) and _is_program(rest[0]) else words
@@ -123,11 +123,11 @@ def _set_nested(into: dict[str, Any], keys: Sequence[str], value: Any) -> None:
 
 def merge_nested(below: Mapping[str, Any], above: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
     """Merge two configurations, group by group; `above` takes precedence."""
-    built = dict(below)
+    result = dict(below)
     for name, value in above.items():
-        inner = built.get(name)
+        inner = result.get(name)
         if isinstance(inner, Mapping) and isinstance(value, Mapping) and depth < _MAX_DEPTH:
-            built[name] = merge_nested(inner, value, depth + 1)
+            result[name] = merge_nested(inner, value, depth + 1)
         else:
-            built[name] = value
-    return built
+            result[name] = value
+    return result

@@ -57,12 +57,16 @@ def merge_settings(command: ParsedCommand, environment: Mapping[str, str]) -> Se
     env = _environment(environment, [*files, model, declared])
     contradictions += _environment_conflicts(env, model, declared)
     result: dict[str, RunSetting] = {}
-    for layer in (*files, _without_overrides(model, declared), declared, env):
+    for layer in (*files, _drop_overrides(model, declared), declared, env):
         result |= {name: RunSetting(name, value, layer.source) for name, value in flat_settings(layer.values)}
     known = {name: item for name, item in result.items() if name in DEFAULTS or f"{LORA}.{name}" in DEFAULTS}
-    odd = [name for name, item in known.items() if isinstance(item.value, str) and "${" in item.value]
-    notes += [f"{name} contains ${{…}}, which is not evaluated here; its default is used" for name in odd]
-    plain = {name: item for name, item in known.items() if name not in odd}
+    interpolated = [
+        name for name, item in known.items() if isinstance(item.value, str) and "${" in item.value
+    ]
+    notes += [
+        f"{name} contains ${{…}}, which is not evaluated here; its default is used" for name in interpolated
+    ]
+    plain = {name: item for name, item in known.items() if name not in interpolated}
     unknown = tuple(name for name in result if name not in known)
     return Settings(plain, path is not None, tuple(contradictions), tuple(notes), unknown)
 
@@ -106,9 +110,9 @@ def _base_location(file: Location, below: str) -> Location:
     """Return the file that `base_config` names, next to the other file or in MaxText."""
     if "://" in below or below.startswith("/"):
         return parse(below)
-    beside = file.parent / below
+    sibling = file.parent / below
     own = _installed_configs()
-    return own / below if not beside.is_file() and own is not None else beside
+    return own / below if not sibling.is_file() and own is not None else sibling
 
 
 def _installed_file(location: Location) -> Location | None:
@@ -126,8 +130,8 @@ def _is_base(location: Location) -> bool:
 def _installed_configs() -> Location | None:
     """Return the configuration directory of an installed MaxText; None if it is not installed."""
     spec = find_spec("maxtext")
-    homes = spec.submodule_search_locations if spec else None
-    result = [parse(str(home)) / "configs" for home in homes or ()]
+    search_locations = spec.submodule_search_locations if spec else None
+    result = [parse(str(directory)) / "configs" for directory in search_locations or ()]
     return next((item for item in result if item.is_dir()), None)
 
 
@@ -145,18 +149,18 @@ def model_layer(layers: list[Layer], path: Location | None) -> Layer:
     if not isinstance(name, str) or name == DEFAULTS["model_name"]:
         return Layer("model", {})
     name = architecture(name)
-    homes = [path.parent, path.parent.parent] if path else []
-    homes += [own] if (own := _installed_configs()) is not None else []
-    for home in homes:
-        if (file := home / "models" / f"{name}.yml").is_file():
+    directories = [path.parent, path.parent.parent] if path else []
+    directories += [own] if (own := _installed_configs()) is not None else []
+    for directory in directories:
+        if (file := directory / "models" / f"{name}.yml").is_file():
             return Layer(str(file), read_yaml(file))
     return Layer(f"model {name}", MODELS.get(name, {}))
 
 
-def _without_overrides(model: Layer, declared: Layer) -> Layer:
+def _drop_overrides(model: Layer, layer: Layer) -> Layer:
     """Return the model's settings that the command line does not override."""
     return Layer(
-        model.source, {name: item for name, item in model.values.items() if name not in declared.values}
+        model.source, {name: item for name, item in model.values.items() if name not in layer.values}
     )
 
 
@@ -164,14 +168,12 @@ def _may_override(*layers: Layer) -> bool:
     return any(layer.values.get("override_model_config") is True for layer in layers)
 
 
-def _model_conflicts(model: Layer, declared: Layer, files: list[Layer]) -> Iterator[Problem]:
+def _model_conflicts(model: Layer, layer: Layer, files: list[Layer]) -> Iterator[Problem]:
     """Yield settings that the model and the command line set to different values."""
     twice = [
-        name
-        for name, value in model.values.items()
-        if name in declared.values and declared.values[name] != value
+        name for name, value in model.values.items() if name in layer.values and layer.values[name] != value
     ]
-    if twice and not _may_override(declared, *files):
+    if twice and not _may_override(layer, *files):
         yield Problem(
             f"{', '.join(twice)}: the model sets other values ({model.source}), and MaxText refuses both",
             "leave them out, or add override_model_config=true",
@@ -193,14 +195,14 @@ def _environment(environment: Mapping[str, str], layers: list[Layer]) -> Layer:
     return Layer("environment", typed)
 
 
-def _environment_conflicts(env: Layer, model: Layer, declared: Layer) -> Iterator[Problem]:
+def _environment_conflicts(env: Layer, model: Layer, layer: Layer) -> Iterator[Problem]:
     for name in env.values:
-        if name in declared.values:
+        if name in layer.values:
             yield Problem(
                 f"{name} is set on the command line and by {_PREFIX}{name.upper()}, and MaxText refuses both",
                 "leave one of them out",
             )
-        elif name in model.values and not _may_override(declared):
+        elif name in model.values and not _may_override(layer):
             yield Problem(
                 f"{name} is set by the model and by {_PREFIX}{name.upper()}, and MaxText refuses both",
                 "leave the variable out, or add override_model_config=true",

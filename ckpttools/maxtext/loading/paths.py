@@ -83,7 +83,7 @@ def resolve_path(setting: str, text: str, version: Version) -> ResolvedPath:
 def unreadable_reason(setting: str, text: str) -> Problem | None:
     """Return why MaxText cannot read a path, regardless of its content; None if it can."""
     location = parse(text)
-    if problem := other_store(location):
+    if problem := unsupported_store_problem(location):
         return problem
     if location.store.scheme == "gs" and location.key[:1] in ("", "/"):
         return Problem(f"{setting}={text} does not name a bucket", f"set {setting}=gs://BUCKET/…")
@@ -109,7 +109,7 @@ def _key(text: str, version: Version) -> str:
     return name if name in _KEYS else "params"
 
 
-def other_store(location: Location) -> Problem | None:
+def unsupported_store_problem(location: Location) -> Problem | None:
     """Return why MaxText cannot read from a store; None if it can."""
     scheme = location.store.scheme
     if scheme in _READABLE_SCHEMES:
@@ -143,8 +143,8 @@ def _find_item_v1(location: Location, setting: str) -> Location | Problem:
     root = location.parent if location.name == ITEM else location
     item = root / ITEM if (root / ITEM).is_dir() else root
     if not is_item(item):
-        there = location.is_dir()
-        return _no_item_problem(item, setting, "v1") if there else _missing_problem(location, setting, "v1")
+        exists = location.is_dir()
+        return _no_item_problem(item, setting, "v1") if exists else _missing_problem(location, setting, "v1")
     if not is_committed(root):
         return _uncommitted_problem(root)
     return _v1_problem(root, item) or item
@@ -212,8 +212,8 @@ def _nearby_item_hint(location: Location | None, setting: str, api: str) -> str 
             return f"set {setting}={directory}"
         case Step() as step if step.items:
             return _step_item_hint(step, setting, api)
-        case OrbaxRun() as run if (seen := list_committed_steps(run.path)).latest is not None:
-            step = Step(seen.steps[seen.latest])
+        case OrbaxRun() as run if (committed := list_committed_steps(run.path)).latest is not None:
+            step = Step(committed.steps[committed.latest])
             return _step_item_hint(step, setting, api) if step.items else None
     return None
 
@@ -263,11 +263,11 @@ class OrbaxSteps:
         """Summarize the steps in one line."""
         if not self.steps and not self.passed_over:
             return "no step exists" if self.directory.is_dir() else "does not exist"
-        listed = "no finished step"
+        steps_text = "no finished step"
         if self.steps:
-            listed = f"{plural(len(self.steps), 'step')}, the latest {self.latest}"
+            steps_text = f"{plural(len(self.steps), 'step')}, the latest {self.latest}"
         skipped = [f"{name} is skipped: {reason}" for name, reason in self.passed_over.items()]
-        return "; ".join([listed, *skipped])
+        return "; ".join([steps_text, *skipped])
 
 
 def list_committed_steps(directory: Location) -> OrbaxSteps:
@@ -295,4 +295,4 @@ def _skip_reason(location: Location) -> str | None:
         return "a name that Orbax does not recognize as a step"
     if is_committed(location):
         return None
-    return ", ".join(filter(None, (f"no {COMMIT_FILE}", Step(location).why_unfinished)))
+    return ", ".join(filter(None, (f"no {COMMIT_FILE}", Step(location).unfinished_reason)))

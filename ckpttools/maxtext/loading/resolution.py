@@ -17,12 +17,12 @@ from ckpttools.maxtext.loading.paths import (
     OrbaxSteps,
     ResolvedPath,
     list_committed_steps,
-    other_store,
     problem_of,
     resolve_path,
     rewrite_hint,
     step_number,
     unreadable_reason,
+    unsupported_store_problem,
 )
 from ckpttools.maxtext.loading.report import Expected, Outcome, Problem, Resolution, Rule, Tried
 from ckpttools.maxtext.loading.settings import DEFAULTS, Settings, settings_problems
@@ -31,7 +31,7 @@ from ckpttools.maxtext.versions import Version
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 
-NOTHING = "nothing found: training starts from step 0 with random parameters"
+NOTHING_FOUND_TEXT = "nothing found: training starts from step 0 with random parameters"
 _PATHS: tuple[Rule, ...] = ("load_parameters_path", "load_full_state_path")
 _HF_RULES = ("safetensors", "safetensors_dynamic")
 _DESCRIPTIONS: Mapping[Rule, str] = {
@@ -71,44 +71,48 @@ def resolve_run(settings: Settings, version: Version, environment: Mapping[str, 
     if problems := tuple(settings_problems(settings, version)):
         return replace(blank, verdict="refuses these settings for any checkpoint", problems=problems)
     run = find_own_run(settings, environment)
-    built = replace(blank, tried=(run.tried,), notes=(*blank.notes, *run.notes))
+    result = replace(blank, tried=(run.tried,), notes=(*blank.notes, *run.notes))
     if run.target is not None:
         others = [
             Tried(name, text, "not inspected: the run itself takes precedence")
             for name, text in _named_paths(settings)
         ]
-        built = _with_contents(_RuleTarget("resume", "full state", run.target), settings, version, built)
-        built = replace(built, tried=(*built.tried, *others), problems=(*run.problems, *built.problems))
+        result = _with_contents(_RuleTarget("resume", "full state", run.target), settings, version, result)
+        result = replace(result, tried=(*result.tried, *others), problems=(*run.problems, *result.problems))
     elif (named := _resolve_named(settings, version)) is not None:
         path = next((text for _, text in _named_paths(settings)), None)
-        built = replace(built, tried=(*built.tried, Tried(named.rule, path, _found_text(named.target, path))))
-        built = _with_contents(named, settings, version, built)
-    adapter = _adapter(settings, version, blank, built.rule == "resume")
-    built = replace(built, adapter=adapter, notes=(*built.notes, *_unused_notes(settings)))
-    return _with_verdict(built, run.is_hidden)
+        result = replace(
+            result, tried=(*result.tried, Tried(named.rule, path, _found_text(named.target, path)))
+        )
+        result = _with_contents(named, settings, version, result)
+    adapter = _adapter(settings, version, blank, result.rule == "resume")
+    result = replace(result, adapter=adapter, notes=(*result.notes, *_unused_notes(settings)))
+    return _with_verdict(result, run.is_hidden)
 
 
-def _with_verdict(built: Resolution, is_hidden: bool) -> Resolution:
+def _with_verdict(resolution: Resolution, is_hidden: bool) -> Resolution:
     """Return the resolution with its outcome and verdict."""
     outcome: Outcome
-    if built.problems:
+    if resolution.problems:
         outcome = "fails"
     elif is_hidden:
         outcome = "unknown"
     else:
-        outcome = "loads" if built.path else "scratch"
-    return replace(built, outcome=outcome, verdict=_verdict(built, outcome))
+        outcome = "loads" if resolution.path else "scratch"
+    return replace(resolution, outcome=outcome, verdict=_verdict(resolution, outcome))
 
 
-def _verdict(built: Resolution, outcome: Outcome) -> str:
-    what = _DESCRIPTIONS[built.rule].format(
-        step="a checkpoint" if built.step is None else f"step {built.step}"
+def _verdict(resolution: Resolution, outcome: Outcome) -> str:
+    verdict = _DESCRIPTIONS[resolution.rule].format(
+        step="a checkpoint" if resolution.step is None else f"step {resolution.step}"
     )
     return {
-        "loads": f"loads {what}",
-        "scratch": NOTHING,
+        "loads": f"loads {verdict}",
+        "scratch": NOTHING_FOUND_TEXT,
         "unknown": "the result depends on the disks of the hosts, which cannot be inspected from here",
-        "fails": f"finds {what}, but cannot use it" if built.path else "does not find the named checkpoint",
+        "fails": f"finds {verdict}, but cannot use it"
+        if resolution.path
+        else "does not find the named checkpoint",
     }[outcome]
 
 
@@ -146,15 +150,15 @@ def _with_contents(
     is_orbax = result.rule not in _HF_RULES
     if item is not None and is_orbax:
         try:
-            looked = check_weights(open_tree(item), result.expected, result.target.key, settings, version)
+            found = check_weights(open_tree(item), result.expected, result.target.key, settings, version)
         except StorageError:
             raise
         except CheckpointError as error:
             reason = problem_of(error)
             problems.append(replace(reason, do=result.target.instead or reason.do))
         else:
-            problems += looked.problems
-            notes += looked.notes
+            problems += found.problems
+            notes += found.notes
     return replace(
         blank,
         rule=result.rule,
@@ -179,15 +183,15 @@ def _adapter(settings: Settings, version: Version, blank: Resolution, is_resumed
         return replace(blank, verdict="does not look for adapters", problems=(problem,))
     # Both versions read adapters with Orbax's older API.
     target = resolve_path("lora.lora_restore_path", text, replace(version, orbax="v0"))
-    built = _with_verdict(
+    result = _with_verdict(
         _with_contents(_RuleTarget("lora_restore_path", "adapter", target), settings, version, blank), False
     )
     notes = [
-        *built.notes,
+        *result.notes,
         "pre-training does not add adapters to the model; fine-tuning does, and loads them from there",
     ]
     notes += ["they replace the adapters of the resumed step"] if is_resumed else []
-    return replace(built, notes=tuple(notes))
+    return replace(result, notes=tuple(notes))
 
 
 def _unused_notes(settings: Settings) -> Iterator[str]:
@@ -234,8 +238,8 @@ def resolve_dynamic(text: str, settings: Settings) -> ResolvedPath:
                 "set it, or download the weights and pass their directory",
             )
         )
-    shown = f"{_HUB}{name}" if name else f"the Hub weights for model_name={settings.text('model_name')}"
-    return ResolvedPath(None, problems=tuple(problems), shown=shown)
+    source_text = f"{_HUB}{name}" if name else f"the Hub weights for model_name={settings.text('model_name')}"
+    return ResolvedPath(None, problems=tuple(problems), shown=source_text)
 
 
 def resolve_conversion_fn(text: str, settings: Settings, version: Version) -> ResolvedPath:
@@ -251,8 +255,8 @@ def resolve_conversion_fn(text: str, settings: Settings, version: Version) -> Re
         do = "set it to a function, such as one from `ckpttools.family_conversion_fn`"
         problems.append(Problem("source_checkpoint_layout=safetensors needs checkpoint_conversion_fn", do))
     if version.orbax == "v0" and not settings.flag("enable_orbax_v1"):
-        what = f"MaxText {version.name} reads safetensors only with enable_orbax_v1=true"
-        problems.append(Problem(what, "set it, or convert the weights first"))
+        problem = f"MaxText {version.name} reads safetensors only with enable_orbax_v1=true"
+        problems.append(Problem(problem, "set it, or convert the weights first"))
     return ResolvedPath(target.item, problems=tuple(problems))
 
 
@@ -304,17 +308,17 @@ def find_own_run(settings: Settings, environment: Mapping[str, str]) -> OwnRun:
         return OwnRun(Tried("resume", None, "not searched: enable_checkpointing is false"))
     name = settings.text("run_name") or environment.get(_JOB, "")
     local = _local_steps(settings, notes) if _is_local(settings) else None
-    seen = [] if local is None else [local]
+    candidates = [] if local is None else [local]
     if not settings.flag(_MULTI_TIER):
         if not name:
             result = f"run_name is empty: MaxText creates a new one from model and time, unless {_JOB} is set"
             return OwnRun(Tried("resume", None, result), notes=tuple(notes))
         base = settings.text("base_output_directory")
-        if base and (problem := other_store(parse(base))):
+        if base and (problem := unsupported_store_problem(parse(base))):
             return OwnRun(Tried("resume", base, "not inspected"), ResolvedPath(None, problems=(problem,)))
-        seen.append(list_committed_steps(_checkpoints(name, settings, notes)))
+        candidates.append(list_committed_steps(_checkpoints(name, settings, notes)))
     is_hidden = _is_local(settings) and local is None
-    return replace(_latest_step(seen, settings), notes=tuple(notes), is_hidden=is_hidden)
+    return replace(_latest_step(candidates, settings), notes=tuple(notes), is_hidden=is_hidden)
 
 
 def _is_local(settings: Settings) -> bool:
@@ -345,25 +349,25 @@ def _local_steps(settings: Settings, notes: list[str]) -> OrbaxSteps | None:
     notes.append(f"{location} was inspected only on this host; a step must exist on the other hosts as well")
     # On GPUs, each process has a subdirectory named after its index.
     result = [list_committed_steps(directory) for directory in (location, *directories(location))]
-    whole = [
+    complete = [
         replace(item, steps={n: step for n, step in item.steps.items() if Step(step).is_one})
         for item in result
     ]
-    return next((item for item in whole if item.steps), result[0])
+    return next((item for item in complete if item.steps), result[0])
 
 
-def _latest_step(seen: Sequence[OrbaxSteps], settings: Settings) -> OwnRun:
+def _latest_step(listings: Sequence[OrbaxSteps], settings: Settings) -> OwnRun:
     """Return the latest step of all locations."""
-    if not seen:
+    if not listings:
         return OwnRun(Tried("resume", settings.text("local_checkpoint_directory"), "does not exist here"))
-    several = len(seen) > 1
-    shown = "; ".join(f"{entry.directory}: {entry.text}" if several else entry.text for entry in seen)
-    best = max(seen, key=lambda entry: -1 if entry.latest is None else entry.latest)
-    tried = Tried("resume", str(best.directory), shown)
+    several = len(listings) > 1
+    text = "; ".join(f"{entry.directory}: {entry.text}" if several else entry.text for entry in listings)
+    best = max(listings, key=lambda entry: -1 if entry.latest is None else entry.latest)
+    tried = Tried("resume", str(best.directory), text)
     if best.latest is None:
         return OwnRun(tried)
     step = best.steps[best.latest]
-    problems = [*_finished_problems(best.latest, settings)]
+    problems = [*_finished_run_problems(best.latest, settings)]
     base = settings.text("base_output_directory")
     if base and (problem := unreadable_reason("base_output_directory", base)):
         problems.append(problem)
@@ -380,26 +384,28 @@ def _latest_step(seen: Sequence[OrbaxSteps], settings: Settings) -> OwnRun:
 def _skip_latest_hint(latest: Location, earlier: Sequence[int]) -> str:
     """Return a hint on how a run resumes without its damaged latest step."""
     is_uncommitted = Step(latest).declared.is_uncommitted
-    way = remedy(latest, latest.parent, is_uncommitted=is_uncommitted)
+    fix = remedy(latest, latest.parent, is_uncommitted=is_uncommitted)
     then = f"MaxText continues with step {earlier[-1]}" if earlier else "MaxText starts from step 0"
-    command = f": `{way.command}`" if way.command else ""
-    return f"{'' if is_uncommitted else 'download it again, or '}{way.words}{command}; then {then}"
+    command = f": `{fix.command}`" if fix.command else ""
+    return f"{'' if is_uncommitted else 'download it again, or '}{fix.words}{command}; then {then}"
 
 
 def _no_item_problem(step: Location, names: Sequence[str]) -> Problem:
-    there = ", ".join(item.directory.name for item in Step(step).items)
-    what = f"{step} is the latest step for Orbax, but has no complete item {' or '.join(names)}"
-    if there and ITEM not in names:
-        return Problem(f"{what}, only {there}", "turn emergency checkpointing off, or use another run_name")
-    if there:
-        return Problem(f"{what}, only {there}", f"{rewrite_hint(Step(step).items[0].directory)}")
+    item_names = ", ".join(item.directory.name for item in Step(step).items)
+    problem = f"{step} is the latest step for Orbax, but has no complete item {' or '.join(names)}"
+    if item_names and ITEM not in names:
+        return Problem(
+            f"{problem}, only {item_names}", "turn emergency checkpointing off, or use another run_name"
+        )
+    if item_names:
+        return Problem(f"{problem}, only {item_names}", f"{rewrite_hint(Step(step).items[0].directory)}")
     return Problem(
-        what,
+        problem,
         f"move {step} away to continue from the previous step; {action('doctor')} lists the missing parts",
     )
 
 
-def _finished_problems(step: int, settings: Settings) -> Iterator[Problem]:
+def _finished_run_problems(step: int, settings: Settings) -> Iterator[Problem]:
     """Yield a problem if the run has already reached its last step."""
     steps = settings.number("steps")
     if steps == -1:

@@ -86,7 +86,7 @@ _UNCHECKED_SETTINGS = frozenset(
 _MIN_SIMILARITY = 0.85
 LOCAL_TIERS = ("enable_multi_tier_checkpointing", "enable_emergency_checkpoint")
 # The values that pydantic accepts.
-_WORDS = {
+_BOOLEAN_VALUES = {
     **dict.fromkeys(("true", "t", "yes", "y", "on", "1"), True),
     **dict.fromkeys(("false", "f", "no", "n", "off", "0"), False),
 }
@@ -120,7 +120,7 @@ class Settings:
 
     def flag(self, name: str) -> bool:
         """Return whether a boolean setting is on; its default if the value is invalid."""
-        value = _WORDS.get(str(self[name].value).lower())
+        value = _BOOLEAN_VALUES.get(str(self[name].value).lower())
         return bool(DEFAULTS[name]) if value is None else value
 
     def number(self, name: str) -> float | None:
@@ -138,8 +138,8 @@ class Settings:
     @property
     def non_default(self) -> tuple[RunSetting, ...]:
         """Return the relevant settings that are not at their defaults, in order."""
-        declared = [self.declared[name] for name in DEFAULTS if name in self.declared and name not in SIZES]
-        return tuple(item for item in declared if item.value != DEFAULTS[item.name])
+        values = [self.declared[name] for name in DEFAULTS if name in self.declared and name not in SIZES]
+        return tuple(item for item in values if item.value != DEFAULTS[item.name])
 
 
 def settings_problems(settings: Settings, version: Version) -> Iterator[Problem]:
@@ -176,15 +176,15 @@ def _type_problems(settings: Settings) -> Iterator[Problem]:
     for setting in settings.declared.values():
         problem = _type_mismatch(setting) if setting.name in DEFAULTS else None
         if problem:
-            what = f"{setting.name}={_value_text(setting.value)} ({setting.source}): {problem}"
-            yield Problem(what, _type_hint(setting))
+            problem_text = f"{setting.name}={_value_text(setting.value)} ({setting.source}): {problem}"
+            yield Problem(problem_text, _type_hint(setting))
 
 
 def _type_mismatch(setting: RunSetting) -> str | None:
     """Return what MaxText expects instead of a value; None if it accepts the value."""
     expected, value = DEFAULTS[setting.name], setting.value
     if isinstance(expected, bool):
-        return None if str(value).lower() in _WORDS else "MaxText expects true or false"
+        return None if str(value).lower() in _BOOLEAN_VALUES else "MaxText expects true or false"
     if isinstance(expected, str):
         is_none = value is None or (isinstance(value, str) and value.lower() == "none")
         may_be_none = setting.name in _MAY_BE_NONE or (value is None and setting.name in _MAY_BE_EMPTY)

@@ -12,7 +12,7 @@ from ckpttools.core.text import plural
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.maxtext.loading.report import Expected, Problem, RunSetting
 from ckpttools.maxtext.loading.settings import DEFAULT, DEFAULTS, Settings
-from ckpttools.maxtext.native_fp8 import IGNORES_SCALES, scale_pairs
+from ckpttools.maxtext.native_fp8 import IGNORED_SCALES_REMARK, scale_pairs
 from ckpttools.maxtext.variables import misplaced_variables
 from ckpttools.maxtext.versions import (
     AUXILIARY,
@@ -103,8 +103,8 @@ def _nesting_problems(tree: Tree, key: str, where: str) -> Iterator[Problem]:
         )
         return
     got = f"in the flavor {view.flavour.name}" if view.flavour.name else "differently"
-    home = next(iter(view.homes.values()), None)
-    example = f", such as {keystr(home)}" if home else ""
+    tree_path = next(iter(view.homes.values()), None)
+    example = f", such as {keystr(tree_path)}" if tree_path else ""
     yield Problem(
         f"MaxText looks for parameters below {keystr(above)} and misses all: they are nested {got}{example}",
         f"{action('strip_optimizer', where, 'DST', flavour='linen')} writes this nesting"
@@ -179,7 +179,7 @@ def _size_problems(view: MaxTextView, settings: Settings) -> Iterator[Problem]:
     """Yield model settings that contradict the sizes of arrays."""
     if not view.is_maxtext or not _is_sized(settings):
         return
-    result = _measured_sizes(view)
+    result = _measure_sizes(view)
     for name, sizes in result.items():
         declared = settings.number(name)
         # Models with several kinds of layers have several sizes, and this setting has only one of them.
@@ -198,7 +198,7 @@ def _model_hint(name: str) -> str:
     return "check model_name, or set the size with override_model_config=true"
 
 
-def _measured_sizes(view: MaxTextView) -> Mapping[str, set[int]]:
+def _measure_sizes(view: MaxTextView) -> Mapping[str, set[int]]:
     """Map settings to the sizes of arrays."""
     result: dict[str, set[int]] = {}
 
@@ -235,7 +235,10 @@ def _notes(view: MaxTextView, expected: Expected, settings: Settings) -> Iterato
         yield "it has no layers with MaxText's names, so layers were not compared with the settings"
         return
     if expected == "parameters" and scale_pairs(view.named):
-        yield f"it is in FP8 with scales, which pre-training multiplies when it loads them; {IGNORES_SCALES}"
+        yield (
+            "it is in FP8 with scales, which pre-training "
+            f"multiplies when it loads them; {IGNORED_SCALES_REMARK}"
+        )
     if _is_pipelined(settings):
         yield "with pipeline parallelism layers have a different layout, so scan_layers was not compared"
     if not _is_sized(settings):
@@ -255,11 +258,11 @@ def _adapter_problems(tree: Tree, settings: Settings) -> Iterator[Problem]:
         )
     declared = tree.metadata.custom.get(LORA_KEY)
     for name in ("lora_rank", "lora_alpha"):
-        mine = settings.number(f"lora.{name}")
-        theirs = declared.get(name) if isinstance(declared, Mapping) else None
-        if mine and isinstance(theirs, int | float) and theirs != mine:
+        configured = settings.number(f"lora.{name}")
+        stored = declared.get(name) if isinstance(declared, Mapping) else None
+        if configured and isinstance(stored, int | float) and stored != configured:
             yield Problem(
-                f"lora.{name} is {_setting_text(settings[f'lora.{name}'])}, but the checkpoint has {theirs}",
+                f"lora.{name} is {_setting_text(settings[f'lora.{name}'])}, but the checkpoint has {stored}",
                 f"leave lora.{name} out: MaxText reads it from the checkpoint",
             )
 
@@ -313,11 +316,11 @@ def _move_hint(version: Version, where: str, family: str | None = None) -> str:
 
 
 def _collection_problems(view: MaxTextView, version: Version, where: str) -> Iterator[Problem]:
-    beside = [path for path in view.homes.values() if str(path[1:2]).find(COLLECTION) >= 0]
-    if beside:
+    collections = [path for path in view.homes.values() if str(path[1:2]).find(COLLECTION) >= 0]
+    if collections:
         yield Problem(
-            f"MaxText {version.name} does not read {keystr(beside[0][:2])}, and so lacks "
-            f"{plural(len(beside), 'array')} of the model there",
+            f"MaxText {version.name} does not read {keystr(collections[0][:2])}, and so lacks "
+            f"{plural(len(collections), 'array')} of the model there",
             "use a newer MaxText",
         )
 

@@ -91,9 +91,9 @@ class Module:
         missing = [" or ".join(keys) for keys, key in zip(expected, result, strict=True) if key is None]
         if missing:
             raise UnreadableError(f"{self.name}: {self.dtype}, without its scale ({', '.join(missing)})")
-        odd = [key for key in self.by_key if key not in result]
-        if odd:
-            raise UnsupportedError(f"{self.name}: with unknown auxiliary tensors: {', '.join(odd)}")
+        unexpected = [key for key in self.by_key if key not in result]
+        if unexpected:
+            raise UnsupportedError(f"{self.name}: with unknown auxiliary tensors: {', '.join(unexpected)}")
         return tuple(self.by_key[key] for key in result if key is not None)
 
 
@@ -153,7 +153,7 @@ class Weight:
     zero_points: str | None = None
 
     @property
-    def scaled_by(self) -> str:
+    def scale_names(self) -> str:
         """Return the names of the weight's scales, for messages."""
         return ", ".join(scale.name for scale in self.scales)
 
@@ -186,7 +186,9 @@ class Scheme(Protocol):
         """
 
 
-def blocked(module: Module, name: str, shape: Shape, block: Shape, *, dtype: DType | None = None) -> Scales:
+def block_scales(
+    module: Module, name: str, shape: Shape, block: Shape, *, dtype: DType | None = None
+) -> Scales:
     """Return the block scales of a weight.
 
     Args:
@@ -205,15 +207,15 @@ def blocked(module: Module, name: str, shape: Shape, block: Shape, *, dtype: DTy
     cell = (*(1,) * (len(shape) - len(block)), *block)
     expected = grid_shape(shape, cell)
     if array.shape != expected:
-        declared = " x ".join(map(str, block))
+        text = " x ".join(map(str, block))
         raise UnreadableError(
             f"{name}: {_times(array.shape)} scales, but {module.name} of {_times(shape)} in blocks of "
-            f"{declared} has {_times(expected)}"
+            f"{text} has {_times(expected)}"
         )
     return Scales(name, dtype or array.dtype, array.shape, cell)
 
 
-def whole(
+def tensor_scale(
     module: Module, name: str, shape: Shape, *, divides: bool = False, dtype: DType | None = None
 ) -> Scales:
     """Return the scale of a weight that has only one.
@@ -243,7 +245,7 @@ def _times(shape: Shape) -> str:
 
 ZERO_POINT = "weight_zero_point"
 # Orders in which the columns of a group are not adjacent; `weight_g_idx` lists the columns.
-_REORDERED = ("group", "dynamic")
+_REORDERING_SETTINGS = ("group", "dynamic")
 
 
 def weight_groups(module: Module) -> list[Mapping[str, Any]]:
@@ -270,27 +272,27 @@ def rows_and_groups(
         UnreadableError: The configuration has no matching group size, or several.
     """
     groups = weight_groups(module)
-    declared = [
+    values = [
         group for group in groups if group.get("num_bits") == bits and group.get("type", "int") == "int"
     ]
     for width in widths:
-        fitting = [size for size in _sizes(declared, width) if ceil_div(width, size) == count]
+        matching = [size for size in _sizes(values, width) if ceil_div(width, size) == count]
         if width % per_code:
             # Groups of such rows are complete, which distinguishes a damaged length from a correct one.
-            fitting = [size for size in fitting if width % size == 0]
-        if len(fitting) == 1:
-            return width, fitting[0]
-        if fitting:
+            matching = [size for size in matching if width % size == 0]
+        if len(matching) == 1:
+            return width, matching[0]
+        if matching:
             break
-    known = ", ".join(map(str, sorted(_sizes(declared, widths[0])))) or "nothing"
+    known = ", ".join(map(str, sorted(_sizes(values, widths[0])))) or "nothing"
     raise UnreadableError(
         f"{module.name}: rows of {widths[0]} have {count} scales, but the configuration has groups of {known}"
     )
 
 
 def _sizes(groups: list[Mapping[str, Any]], width: int) -> set[int]:
-    declared = [group.get("group_size") for group in groups]
-    return {size if isinstance(size, int) and size > 0 else width for size in declared}
+    values = [group.get("group_size") for group in groups]
+    return {size if isinstance(size, int) and size > 0 else width for size in values}
 
 
 def refuse_other_bits(module: Module, bits: int) -> None:
@@ -303,11 +305,17 @@ def refuse_other_bits(module: Module, bits: int) -> None:
 
 def refuse_reordered(module: Module) -> None:
     """Raise UnsupportedError if the columns of a group are not adjacent."""
-    declared = {group["actorder"] for group in weight_groups(module) if group.get("actorder") in _REORDERED}
-    odd = ["weight_g_idx"] if "weight_g_idx" in module.by_key else []
-    odd += [] if odd else [f"a configuration with actorder: {item}" for item in sorted(declared)]
-    if odd:
-        raise UnsupportedError(f"{module.name}: with {', '.join(odd)}; only groups in order are supported")
+    declared = {
+        group["actorder"] for group in weight_groups(module) if group.get("actorder") in _REORDERING_SETTINGS
+    }
+    reordering = ["weight_g_idx"] if "weight_g_idx" in module.by_key else []
+    reordering += (
+        [] if reordering else [f"a configuration with actorder: {item}" for item in sorted(declared)]
+    )
+    if reordering:
+        raise UnsupportedError(
+            f"{module.name}: with {', '.join(reordering)}; only groups in order are supported"
+        )
 
 
 def is_shifted(module: Module, bits: int) -> bool:
@@ -316,12 +324,12 @@ def is_shifted(module: Module, bits: int) -> bool:
     Raises:
         UnsupportedError: There are zero points, but no group in the configuration declares them.
     """
-    declared = [
+    values = [
         group.get("symmetric") is False for group in weight_groups(module) if group.get("num_bits") == bits
     ]
     is_there = ZERO_POINT in module.by_key
-    if is_there and not any(declared):
+    if is_there and not any(values):
         raise UnsupportedError(
             f"{module.name}: with {ZERO_POINT}, but the configuration has symmetric groups"
         )
-    return is_there or (bool(declared) and all(declared))
+    return is_there or (bool(values) and all(values))

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.region import Shape
-from ckpttools.quantized.schemes.base import Module, Scales, UnreadableError, Weight, blocked, whole
+from ckpttools.quantized.schemes.base import (
+    Module,
+    Scales,
+    UnreadableError,
+    Weight,
+    block_scales,
+    tensor_scale,
+)
 from ckpttools.quantized.schemes.fp8 import dtype_of_scales
 
 _BLOCKS, _SCALES = "_blocks", "_scales"
@@ -42,7 +49,7 @@ class Mxfp4:
             layout=(*rows, groups * inside),
             packed=2,
             numbers=DTYPES["float4_e2m1fn"].name,
-            scales=(blocked(module, name, shape, (1, 32), dtype=DTYPES["float8_e8m0fnu"]),),
+            scales=(block_scales(module, name, shape, (1, 32), dtype=DTYPES["float8_e8m0fnu"]),),
             activation_scales=module.activation_scales,
             is_swapped=True,
         )
@@ -82,7 +89,7 @@ class Nvfp4:
             layout=module.shape,
             packed=2,
             numbers=DTYPES["float4_e2m1fn"].name,
-            scales=(_group_scale(module, name, shape), whole(module, over, shape, divides=is_divided)),
+            scales=(_group_scale(module, name, shape), tensor_scale(module, over, shape, divides=is_divided)),
             activation_scales=module.activation_scales,
         )
 
@@ -90,7 +97,7 @@ class Nvfp4:
 def _group_scale(module: Module, name: str, shape: Shape) -> Scales:
     if module.arrays[name].dtype.name != "float8_e4m3fn":
         raise UnreadableError(f"{name}: {module.arrays[name].dtype}, expected float8_e4m3fn")
-    return blocked(module, name, shape, _BLOCK)
+    return block_scales(module, name, shape, _BLOCK)
 
 
 _EXPERT_BLOCK = (1, 32)
@@ -121,6 +128,6 @@ class Fp4Experts:
             layout=module.shape,
             packed=2,
             numbers=DTYPES["float4_e2m1fn"].name,
-            scales=(blocked(module, name, shape, _EXPERT_BLOCK, dtype=dtype_of_scales(module, name)),),
+            scales=(block_scales(module, name, shape, _EXPERT_BLOCK, dtype=dtype_of_scales(module, name)),),
             activation_scales=module.activation_scales,
         )

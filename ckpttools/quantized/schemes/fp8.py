@@ -10,9 +10,9 @@ from ckpttools.quantized.schemes.base import (
     Scales,
     UnreadableError,
     Weight,
-    blocked,
+    block_scales,
+    tensor_scale,
     weight_groups,
-    whole,
 )
 
 _FIELD, _DEFAULT_BLOCK = "weight_block_size", (128, 128)
@@ -80,12 +80,12 @@ def _scale(module: Module, name: str) -> tuple[Scales, str]:
     if block is None and module.method == "fp8" and _FIELD not in module.declared:
         block = None if prod(given) == 1 or is_of_rows or is_of_experts else _DEFAULT_BLOCK
     if block is not None:
-        return blocked(module, name, shape, block, dtype=dtype), "x".join(map(str, block))
+        return block_scales(module, name, shape, block, dtype=dtype), "x".join(map(str, block))
     if is_of_rows and prod(given) > 1:
         return Scales(name, dtype, (*shape[:-1], 1), (*(1,) * (len(shape) - 1), shape[-1])), "per row"
     if is_of_experts and prod(given) > 1:
         return Scales(name, dtype, (shape[0], 1, 1), (1, *shape[1:])), "per expert"
-    return whole(module, name, shape, dtype=dtype), "per tensor"
+    return tensor_scale(module, name, shape, dtype=dtype), "per tensor"
 
 
 def _column_scale(module: Module, name: str, dtype: DType) -> Scales:

@@ -28,9 +28,11 @@ class MaxText:
     def read(self, module: Module) -> Weight:
         # A module may contain several experts and their router.
         name = module.by_key[_scale_of(module)]
-        odd = [key for key in module.by_key if key.startswith(f"{module.key}_") and key != last_key(name)]
-        if odd:
-            raise UnreadableError(f"{module.name}: with unknown auxiliary tensors: {', '.join(odd)}")
+        unexpected = [
+            key for key in module.by_key if key.startswith(f"{module.key}_") and key != last_key(name)
+        ]
+        if unexpected:
+            raise UnreadableError(f"{module.name}: with unknown auxiliary tensors: {', '.join(unexpected)}")
         scale = _scale(module, name)
         is_of_all = len(module.arrays[name].shape) < len(module.shape)
         return Weight(
@@ -79,8 +81,8 @@ def _with_axes_of(shape: Shape, scales: Shape) -> Shape | None:
     # Experts come first, then layers at the scan axis, 0 or 1.
     at_first = (*scales, *(1,) * missing)
     at_second = (1, *scales, *(1,) * (missing - 1))
-    fitting = {item for item in (at_first, at_second) if _fits(item, shape)}
-    return fitting.pop() if len(fitting) == 1 else None
+    matching = {item for item in (at_first, at_second) if _fits(item, shape)}
+    return matching.pop() if len(matching) == 1 else None
 
 
 def _layer_scale(module: Module, scales: Shape) -> Shape | None:

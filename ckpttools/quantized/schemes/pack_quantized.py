@@ -11,12 +11,12 @@ from ckpttools.quantized.schemes.base import (
     Module,
     UnreadableError,
     Weight,
-    blocked,
+    block_scales,
     is_shifted,
     refuse_other_bits,
     refuse_reordered,
     rows_and_groups,
-    whole,
+    tensor_scale,
 )
 
 _PER_WORD = 8
@@ -59,7 +59,9 @@ class PackQuantized:
             layout=module.shape,
             packed=_PER_WORD,
             numbers=OFFSET_INT4,
-            scales=(whole(module, name, shape) if is_one else blocked(module, name, shape, (1, size)),),
+            scales=(
+                tensor_scale(module, name, shape) if is_one else block_scales(module, name, shape, (1, size)),
+            ),
             aside=(declared, *zero_points),
             activation_scales=module.activation_scales,
             stored_shape=declared,

@@ -22,7 +22,7 @@ from ckpttools.core.message_terms import retry_term
 from ckpttools.stores.base import File
 from ckpttools.stores.local.file import ReopenableFile
 from ckpttools.stores.local.files import (
-    MOST_SINGLE_SYNCS,
+    MAX_SINGLE_SYNCS,
     moved_error,
     sync_directory,
     write_all_at,
@@ -38,7 +38,7 @@ _BLOCK = 4096
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 # For files shared with other processes. Write-only, because an NFS client would otherwise fetch a page before
 # writing a part of it, and send the full page back over data from other machines.
-_FLAGS_BESIDE = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+_OPEN_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 # Smaller pieces go through the page cache. Unscanning 2.47 GB takes 2.2 s with 4 KiB, 2.05 s with 1 MiB, and
 # 2.4 s with 16 MiB.
 _SMALLEST_DIRECT = 1 << 20
@@ -61,7 +61,7 @@ class LocalDataFiles:
         heads: Mapping[str, bytes],
         *,
         is_alone: bool = True,
-        written: WrittenFiles | None = None,
+        written_files: WrittenFiles | None = None,
     ) -> None:
         """Create each file at its full size, or open it if an earlier run created it.
 
@@ -79,11 +79,11 @@ class LocalDataFiles:
         self._directory = directory
         self._heads = heads
         self._sizes = sizes
-        self._written = written or _new_registry(directory)
+        self._written = written_files or _new_registry(directory)
         self._series = Series()
         self._noting = threading.Lock()
         self._unsynced: set[str] = set(sizes)
-        self._flags = _FLAGS if is_alone else _FLAGS_BESIDE
+        self._flags = _FLAGS if is_alone else _OPEN_FLAGS
         self._cached = {name: ReopenableFile(partial(self._open_file, name, self._flags)) for name in sizes}
         self._direct: dict[str, ReopenableFile] = {}
         for name, size in sizes.items():
@@ -161,11 +161,11 @@ class LocalDataFiles:
             with self._open_loose(name, loose) as descriptor:
                 self._write(name, descriptor, offset, data)
             return
-        whole = len(data) // _BLOCK * _BLOCK
+        aligned_length = len(data) // _BLOCK * _BLOCK
         aligned = offset % _BLOCK == 0 and address % _BLOCK == 0
-        if name in self._direct and aligned and whole >= _SMALLEST_DIRECT:
-            whole = self._write_direct(name, offset, data[:whole])
-            offset, data = offset + whole, data[whole:]
+        if name in self._direct and aligned and aligned_length >= _SMALLEST_DIRECT:
+            aligned_length = self._write_direct(name, offset, data[:aligned_length])
+            offset, data = offset + aligned_length, data[aligned_length:]
         with self._use_sized(name, self._cached) as descriptor:
             self._write(name, descriptor, offset, data)
 
@@ -234,29 +234,29 @@ class LocalDataFiles:
             StorageError: A file was removed or replaced, or the system reports an error.
         """
         with self._noting:
-            written, self._unsynced = self._unsynced, set()
+            unsynced, self._unsynced = self._unsynced, set()
         try:
-            self._sync_files(written - self._cached.keys())
-            self._written.check({*written, *self._cached})
-            self._sync_names(written)
+            self._sync_files(unsynced - self._cached.keys())
+            self._written.check({*unsynced, *self._cached})
+            self._sync_names(unsynced)
         except BaseException:
             with self._noting:
-                self._unsynced |= written
+                self._unsynced |= unsynced
             raise
 
     def _sync_files(self, loose: Collection[str]) -> None:
         for name in self._cached:
             with self._use_sized(name, self._cached) as descriptor:
                 self._sync_one(name, descriptor)
-        if len(loose) > MOST_SINGLE_SYNCS:
+        if len(loose) > MAX_SINGLE_SYNCS:
             os.sync()
         for name in loose:
             with self._open_for_writing(name) as descriptor:
                 self._sync_one(name, descriptor)
 
-    def _sync_names(self, written: Iterable[str]) -> None:
+    def _sync_names(self, names: Iterable[str]) -> None:
         """Sync the parent directories, because otherwise a new file may be lost in a power failure."""
-        changed = {directory for name in written for directory in PurePath(name).parents}
+        changed = {directory for name in names for directory in PurePath(name).parents}
         for directory in changed:
             try:
                 sync_directory(self._directory / directory)
@@ -372,7 +372,7 @@ class WrittenFiles:
         self._kept.update(names)
         self._series.update(series)
 
-    def check_no_others(self) -> None:
+    def check_no_foreign_files(self) -> None:
         """Raise UsageError if the directory has a file that is neither registered nor from an earlier run.
 
         Raises:
@@ -413,9 +413,9 @@ class WrittenFiles:
         """
         directory = directory or self._directory
         with self._lock:
-            chosen = [*(self._files if names is None else names)]
+            names_to_check = [*(self._files if names is None else names)]
         self.check_directory(directory)
-        for name in chosen:
+        for name in names_to_check:
             # Read the expected size before the stat, because other threads append and raise it.
             expected = self._files[name]
             try:
@@ -468,8 +468,8 @@ class StagingFiles:
 class StagingStore(LocalStore):
     """The local file system while a checkpoint is written; registers every written file."""
 
-    def __init__(self, written: WrittenFiles, directory: str) -> None:
-        self._written = written
+    def __init__(self, files: WrittenFiles, directory: str) -> None:
+        self._written = files
         self._prefix = f"{directory}/"
 
     def _register(self, key: str, size: int, *, is_exact: bool = True) -> None:

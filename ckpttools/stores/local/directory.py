@@ -55,35 +55,35 @@ def is_free(path: Path) -> bool:
 
 def check_directory(destination: Path) -> None:
     """Raise DestinationExistsError if the destination cannot be replaced by a checkpoint."""
-    what = None
+    problem = None
     hint = "choose another destination"
     mount = first_mount(destination)
     if destination.is_symlink():
-        what = f"is a symbolic link to {destination.readlink()}"
+        problem = f"is a symbolic link to {destination.readlink()}"
     elif not destination.is_dir():
-        what = "is a file"
+        problem = "is a file"
     elif mount == destination.resolve():
-        what = "is a mount point, which cannot be replaced"
+        problem = "is a mount point, which cannot be replaced"
     elif mount is not None:
-        what = f"contains the mount point {mount}, which would be deleted"
+        problem = f"contains the mount point {mount}, which would be deleted"
         hint = f"{hint}, or umount {mount}"
-    if what:
+    if problem:
         raise DestinationExistsError(
-            f"{destination} {what}",
+            f"{destination} {problem}",
             expected="a new name, or an empty directory",
             hint=hint,
         )
 
 
-def allocated(path: Path) -> int:
+def disk_usage(path: Path) -> int:
     """Return the disk usage of all files below `path` that have no other hard link, in bytes."""
     result = 0
     # Another process may be publishing or removing the directory at the same time.
     for directory, _, names in os.walk(path):
         for name in names:
             with suppress(OSError):
-                each = Path(directory, name).lstat()
-                result += each.st_blocks * 512 * (each.st_nlink == 1)
+                status = Path(directory, name).lstat()
+                result += status.st_blocks * 512 * (status.st_nlink == 1)
     return result
 
 
@@ -120,15 +120,15 @@ def check_inventory(directory: Path, lines: Iterable[str], hint: str) -> None:
     for line in lines:
         name = line.split(" ", 2)[2]
         try:
-            now = _line(directory / name, directory)
+            current = _line(directory / name, directory)
         except (FileNotFoundError, NotADirectoryError):
-            now = None
-        if now != line:
+            current = None
+        if current != line:
             raise DestinationExistsError(
                 f"{directory} has changed since an interrupted conversion published it",
                 location=directory / name,
-                got=_described(now),
-                expected=_described(line),
+                got=_describe(current),
+                expected=_describe(line),
                 hint=hint,
             )
 
@@ -138,7 +138,7 @@ def _line(path: Path, directory: Path) -> str:
     return f"{status.st_size} {status.st_mtime_ns} {path.relative_to(directory).as_posix()}"
 
 
-def _described(line: str | None) -> str:
+def _describe(line: str | None) -> str:
     if line is None:
         return "no such file"
     size, time, _ = line.split(" ", 2)
@@ -337,27 +337,27 @@ def conflict_error(directory: Path, begun: JobInfo | None, purpose: JobInfo) -> 
     )
 
 
-def _is_same_conversion(begun: JobInfo, purpose: JobInfo) -> bool:
+def _is_same_conversion(existing: JobInfo, purpose: JobInfo) -> bool:
     """Return whether two conversions have the same command and source but different options."""
-    names = [item.command.split()[:2] for item in (begun, purpose)]
-    return begun.command != purpose.command and begun.source == purpose.source and names[0] == names[1]
+    names = [item.command.split()[:2] for item in (existing, purpose)]
+    return existing.command != purpose.command and existing.source == purpose.source and names[0] == names[1]
 
 
-def _describe_changes(begun: JobInfo, purpose: JobInfo) -> str:
+def _describe_changes(existing: JobInfo, purpose: JobInfo) -> str:
     """Describe the options that differ between two commands; "" if none differ."""
-    before, now = (dict.fromkeys(_options(item.command)) for item in (begun, purpose))
-    old = [item for item in before if item not in now]
-    new = [item for item in now if item not in before]
+    before, after = (dict.fromkeys(_options(item.command)) for item in (existing, purpose))
+    old = [item for item in before if item not in after]
+    new = [item for item in after if item not in before]
     changes = [f"{word} {' '.join(options)}" for word, options in (("with", old), ("now", new)) if options]
     return f" ({', '.join(changes)})" if changes else ""
 
 
-def _describe_smaller_memory(begun: JobInfo, purpose: JobInfo) -> str:
+def _describe_smaller_memory(existing: JobInfo, purpose: JobInfo) -> str:
     """Describe the memory limits of two commands if the started tasks may not fit in the other limit."""
-    before, now = _parse_memory_limit(begun.command), _parse_memory_limit(purpose.command)
-    if not begun.division or before is None or now is None or before <= now:
+    before, after = _parse_memory_limit(existing.command), _parse_memory_limit(purpose.command)
+    if not existing.division or before is None or after is None or before <= after:
         return ""
-    old, new = (option("memory", format_size(memory)) for memory in (before, now))
+    old, new = (option("memory", format_size(memory)) for memory in (before, after))
     return f" (with {old}, now {new}, into which its tasks do not fit)"
 
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from ckpttools.core.details import log_detail
 from ckpttools.core.errors import CheckpointError, FormatError, SourceChangedError, StorageError
 from ckpttools.core.message_terms import action, retry_term
-from ckpttools.stores.base import LARGEST_WHOLE, File, too_large
+from ckpttools.stores.base import LARGEST_WHOLE, File, size_limit_error
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 # Limit on open files, because a checkpoint may have more shards than a process may open. The least recently
 # used file is closed first. A higher limit is not faster.
-_MOST = 4096
+_MAX_OPEN_FILES = 4096
 # Descriptors reserved for other uses in the process: libraries, the journal, directories, synced files,
 # pipes.
 _RESERVE = 48
-_LEAST = 8
+_MIN_OPEN_FILES = 8
 
 
 class ReopenableFile:
@@ -58,7 +58,7 @@ class ReopenableFile:
         """Yield the descriptor, which stays open in the `with` block; same errors as the opener."""
         _POOL.enter(self)
         try:
-            yield self._opened()
+            yield self._reopen()
         finally:
             _POOL.leave(self)
 
@@ -74,7 +74,7 @@ class ReopenableFile:
     def is_idle(self) -> bool:
         return self._users == 0
 
-    def _opened(self) -> int:
+    def _reopen(self) -> int:
         with self._opening:
             if not self._descriptor:
                 _POOL.make_room()
@@ -109,8 +109,8 @@ class _Pool:
             file._users -= 1
 
     def make_room(self) -> None:
-        if len(self._files) > _allowed(raised=False):
-            self.close_idle(_allowed(raised=True))
+        if len(self._files) > _max_open_files(raised=False):
+            self.close_idle(_max_open_files(raised=True))
 
     def close_idle(self, limit: int) -> None:
         """Close idle files until at most `limit` files are open."""
@@ -126,20 +126,20 @@ class _Pool:
 _POOL = _Pool()
 
 
-def _allowed(*, raised: bool) -> int:
+def _max_open_files(*, raised: bool) -> int:
     """Return the maximum number of open files.
 
     Args:
         raised: Whether the process's soft limit may be raised.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    expected = _MOST + _RESERVE
+    expected = _MAX_OPEN_FILES + _RESERVE
     if raised and soft != resource.RLIM_INFINITY and soft < expected and soft != hard:
         soft = expected if hard == resource.RLIM_INFINITY else min(expected, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     if soft == resource.RLIM_INFINITY:
-        return _MOST
-    return max(_LEAST, min(_MOST, soft - _RESERVE))
+        return _MAX_OPEN_FILES
+    return max(_MIN_OPEN_FILES, min(_MAX_OPEN_FILES, soft - _RESERVE))
 
 
 def iso_time(nanoseconds: int) -> str:
@@ -155,8 +155,8 @@ def iso_time(nanoseconds: int) -> str:
 
 # Linux transfers at most 2**31 - 4096 bytes per call (read(2)). This limit is smaller and a multiple of a
 # page.
-_MOST_AT_ONCE = 1 << 30
-_CHECKED_AT_ONCE = 1 << 20
+_MAX_READ_BYTES = 1 << 30
+_CHECK_BYTES = 1 << 20
 # With this flag, opening a named pipe does not wait for a writer; reading it by position then fails.
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
@@ -206,14 +206,14 @@ class LocalFile(File):
 
         The ctime is not compared, because it also changes when another process links the file.
         """
-        now = LocalFile.at(self.path)
-        if self.identity not in (None, now.identity):
-            raise self._changed(f"another file has the name: {_summary(now)}")
-        if (now.size, now.version) != (self.size, self.version):
-            raise self._changed(_summary(now))
+        current = LocalFile.at(self.path)
+        if self.identity not in (None, current.identity):
+            raise self._changed(f"another file has the name: {_summary(current)}")
+        if (current.size, current.version) != (self.size, self.version):
+            raise self._changed(_summary(current))
         nbytes, checksum = self._head
         if self._checksum(nbytes) != checksum:
-            raise self._changed(f"its header was rewritten: {_summary(now)}")
+            raise self._changed(f"its header was rewritten: {_summary(current)}")
 
     def _changed(self, got: str) -> SourceChangedError:
         return SourceChangedError(
@@ -225,8 +225,8 @@ class LocalFile(File):
 
     def _checksum(self, nbytes: int) -> int:
         checksum = 0
-        for start in range(0, nbytes, _CHECKED_AT_ONCE):
-            checksum = zlib.crc32(self.read(start, min(_CHECKED_AT_ONCE, nbytes - start)), checksum)
+        for start in range(0, nbytes, _CHECK_BYTES):
+            checksum = zlib.crc32(self.read(start, min(_CHECK_BYTES, nbytes - start)), checksum)
         return checksum
 
     def read_into(self, offset: int, out: Buffer) -> None:
@@ -252,7 +252,7 @@ class LocalFile(File):
         expected = len(rest)
         while rest:
             try:
-                count = os.preadv(descriptor, [rest[:_MOST_AT_ONCE]], offset)
+                count = os.preadv(descriptor, [rest[:_MAX_READ_BYTES]], offset)
             except OSError as error:
                 raise storage_error("cannot read", self.path, error) from error
             if count == 0:
@@ -309,25 +309,25 @@ class _Opener:
             raise _reading_error("cannot open", self._path, error) from error
         log_detail("opened file %s", self._path)
         status = os.fstat(descriptor)
-        now = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-        self._first = self._first or now
-        if now != self._first:
+        current = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+        self._first = self._first or current
+        if current != self._first:
             os.close(descriptor)
-            raise self._changed(now)
+            raise self._changed(current)
         return descriptor
 
-    def _changed(self, now: tuple[int, ...]) -> SourceChangedError:
-        first = self._first or now
-        what = "ends too early" if now[2] < first[2] else "was changed while it was read"
+    def _changed(self, current: tuple[int, ...]) -> SourceChangedError:
+        first = self._first or current
+        problem = "ends too early" if current[2] < first[2] else "was changed while it was read"
         return SourceChangedError(
-            f"{self._path} {what}",
-            got="another file has the name" if now[:2] != first[:2] else _described(now),
-            expected=f"the file as it was before: {_described(first)}",
+            f"{self._path} {problem}",
+            got="another file has the name" if current[:2] != first[:2] else _describe_status(current),
+            expected=f"the file as it was before: {_describe_status(first)}",
             hint=f"wait until no process writes to it, then {retry_term()}",
         )
 
 
-def _described(status: tuple[int, ...]) -> str:
+def _describe_status(status: tuple[int, ...]) -> str:
     return f"{status[2]} bytes, changed at {iso_time(status[3])}"
 
 
@@ -344,7 +344,7 @@ def read_whole(path: Path, limit: int = LARGEST_WHOLE) -> bytes:
         if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
             raise FormatError("not a file", location=path, got=stat.filemode(status.st_mode))
         if status.st_size > limit:
-            raise too_large(path, status.st_size, limit)
+            raise size_limit_error(path, status.st_size, limit)
         return path.read_bytes()
     except OSError as error:
         raise storage_error("cannot read", path, error) from error

@@ -22,8 +22,8 @@ from ckpttools.stores.local.mounts import first_mount
 
 # Syncing a file waits for the disk. With more files than this, all file systems are synced once first, which
 # is faster but reports no errors; syncing each file then reports them.
-MOST_SINGLE_SYNCS = 64
-_SYNCS_AT_ONCE = 16
+MAX_SINGLE_SYNCS = 64
+_SYNC_CONCURRENCY = 16
 _SYNCS_WAITING = 1024
 # Prefix of temporary names for files that are being written, followed by a checksum of the final name and 16
 # digits.
@@ -138,7 +138,7 @@ def write_atomically(path: Path, content: bytes) -> None:
         OSError: The system reports an error. An existing file is kept, unless only the last sync failed.
     """
     _remove_unfinished(path)
-    growing, descriptor = _unfinished(path)
+    growing, descriptor = _create_temporary(path)
     try:
         write_all(descriptor, content)
         os.fsync(descriptor)
@@ -151,10 +151,10 @@ def write_atomically(path: Path, content: bytes) -> None:
     sync_directory(path.parent)
 
 
-def _unfinished(path: Path) -> tuple[Path, int]:
+def _create_temporary(path: Path) -> tuple[Path, int]:
     """Create and lock a temporary file next to `path`; return its path and descriptor."""
     while True:
-        growing = path.with_name(_unfinished_prefix(path) + os.urandom(8).hex())
+        growing = path.with_name(_temporary_prefix(path) + os.urandom(8).hex())
         descriptor = os.open(growing, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         _lock(descriptor)
         # Another process could have removed the file as abandoned before it was locked.
@@ -163,14 +163,14 @@ def _unfinished(path: Path) -> tuple[Path, int]:
         os.close(descriptor)
 
 
-def _unfinished_prefix(path: Path) -> str:
+def _temporary_prefix(path: Path) -> str:
     """Return the prefix of temporary names for `path`; its length does not depend on the name."""
     return f"{_UNFINISHED}{zlib.crc32(os.fsencode(path.name)):08x}-"
 
 
 def _remove_unfinished(path: Path) -> None:
     """Remove temporary files for `path` that killed processes left; running processes hold a lock."""
-    unfinished = re.compile(re.escape(_unfinished_prefix(path)) + "[0-9a-f]{16}")
+    unfinished = re.compile(re.escape(_temporary_prefix(path)) + "[0-9a-f]{16}")
     with suppress(OSError):  # Write permission for a directory does not imply read permission.
         for name in filter(unfinished.fullmatch, names_in(path.parent)):
             _remove_if_unlocked(path.with_name(name))
@@ -213,10 +213,10 @@ def sync_tree(path: Path) -> None:
     )
     locations = chain([path], below)
     # Sync in batches: each waiting path takes 2 KiB, and there may be hundreds of thousands.
-    first = list(islice(locations, MOST_SINGLE_SYNCS + 1))
-    if len(first) > MOST_SINGLE_SYNCS:
+    first = list(islice(locations, MAX_SINGLE_SYNCS + 1))
+    if len(first) > MAX_SINGLE_SYNCS:
         os.sync()
-        _sync_together(chain(first, locations))
+        _sync_in_threads(chain(first, locations))
     else:
         for location in first:
             _sync_location(location)
@@ -226,10 +226,10 @@ def _raise(error: OSError) -> NoReturn:
     raise error
 
 
-def _sync_together(locations: Iterator[Path]) -> None:
+def _sync_in_threads(locations: Iterator[Path]) -> None:
     """Sync paths in threads, because the disk's journal serves waiting syncs together."""
     while some := list(islice(locations, _SYNCS_WAITING)):
-        map_in_threads(_SYNCS_AT_ONCE, _sync_location, some)
+        map_in_threads(_SYNC_CONCURRENCY, _sync_location, some)
 
 
 def _sync_location(location: Path) -> None:

@@ -31,7 +31,7 @@ from ckpttools.stores.publishing import PLAN_MARK, SUFFIX, JobInfo, LockedError,
 
 # A line takes 60 bytes, and more for each encoded chunk.
 _LARGEST = 1 << 30
-_LINES_AT_ONCE = 1024
+_LINES_PER_WRITE = 1024
 # Maximum length of the first line, which contains a command that may be as long as the system accepts.
 _LONGEST_PLAN = 4 << 20
 _PLAN, _TASK, _INVENTORY, _FILE, _PUBLISHING = "plan", "task", "inventory", "file", "publishing"
@@ -39,7 +39,7 @@ _PREPARING = "preparing"
 # Worker processes inherit the lock and end shortly after their parent.
 _ENDING_SECONDS, _ENDING_LOOKS = 0.2, 10
 _BEGINNING = re.compile(rb'[0-9a-f]{8} \["plan",\["')
-_LEAST_BEGINNING = b'00000000 ["plan",["'
+_SHORTEST_BEGINNING = b'00000000 ["plan",["'
 _TEXT = re.compile(rb"[ -~]*\n?")
 
 Access: TypeAlias = Literal["alone", "together", "looking"]
@@ -97,20 +97,20 @@ class Journal:
         try:
             self._flock(fcntl.LOCK_EX if self._access == "alone" else fcntl.LOCK_SH)
         except BlockingIOError:
-            what = "another process is writing this checkpoint"
-            raise locked_error(what, self._path.parent, self._descriptor) from None
+            reason = "another process is writing this checkpoint"
+            raise locked_error(reason, self._path.parent, self._descriptor) from None
         # The previous lock holder may have removed the file just before it released the lock.
         if not self._is_in_location():
             raise FileNotFoundError(self._path)
 
-    def _flock(self, how: int) -> None:
+    def _flock(self, operation: int) -> None:
         """Lock the file; if a process was killed, wait until its forks have ended."""
         for _ in range(_ENDING_LOOKS):
             with suppress(BlockingIOError):
-                fcntl.flock(self._descriptor, how | fcntl.LOCK_NB)
+                fcntl.flock(self._descriptor, operation | fcntl.LOCK_NB)
                 return
             time.sleep(_ENDING_SECONDS / _ENDING_LOOKS)
-        fcntl.flock(self._descriptor, how | fcntl.LOCK_NB)
+        fcntl.flock(self._descriptor, operation | fcntl.LOCK_NB)
 
     def _is_in_location(self) -> bool:
         """Return whether the open file still has its name."""
@@ -133,7 +133,7 @@ class Journal:
             got = f"a file with {status.st_nlink} names (hard links)"
         else:
             return
-        raise _anothers(self._path, got)
+        raise _foreign_file_error(self._path, got)
 
     @property
     def plan(self) -> str | None:
@@ -144,10 +144,10 @@ class Journal:
         size = os.fstat(self._descriptor).st_size
         # A larger file was not written by ckpttools.
         data = os.pread(self._descriptor, size, 0) if size <= _LARGEST else b""
-        whole = data.rfind(b"\n") + 1
+        complete_length = data.rfind(b"\n") + 1
         files: list[str] = []
         is_ours = size <= _LARGEST and _may_be_torn(data)
-        for kind, content in lines(data[:whole]):
+        for kind, content in lines(data[:complete_length]):
             is_ours = True
             if kind == _PLAN:
                 self.purpose = _parse_job_info(content)
@@ -163,12 +163,12 @@ class Journal:
             elif kind == _TASK and isinstance(content, list):
                 self.records.append(content)
         if not is_ours:
-            raise _anothers(self._path, f"{size} bytes without a valid line")
+            raise _foreign_file_error(self._path, f"{size} bytes without a valid line")
         if self.purpose is None:
             self.records, self.publishing, self.inventory = [], False, None
-        elif whole < size and self._access == "alone":
+        elif complete_length < size and self._access == "alone":
             # The process died while writing the last line, so the next line must not be appended to it.
-            os.ftruncate(self._descriptor, whole)
+            os.ftruncate(self._descriptor, complete_length)
 
     def begin(self, purpose: JobInfo) -> None:
         """Start the journal of a new conversion.
@@ -211,7 +211,7 @@ class Journal:
         waiting = iter(lines)
         try:
             # A checkpoint may have 100,000 files.
-            while some := list(islice(waiting, _LINES_AT_ONCE)):
+            while some := list(islice(waiting, _LINES_PER_WRITE)):
                 write_all(self._descriptor, b"".join(line(kind, content) for kind, content in some))
             os.fsync(self._descriptor)
         except OSError as error:
@@ -229,13 +229,13 @@ class Journal:
         Raises:
             OSError: The system reports an error.
         """
-        there = self._is_in_location()
-        if there:
+        is_in_location = self._is_in_location()
+        if is_in_location:
             self._path.rename(path)
             for directory in (path.parent, self._path.parent):
                 sync_directory(directory)
             self._path = path
-        return there
+        return is_in_location
 
     def remove(self) -> bool:
         """Delete the locked file; return whether it still existed.
@@ -243,10 +243,10 @@ class Journal:
         Raises:
             OSError: The system reports an error.
         """
-        there = self._is_in_location()
-        if there:
+        is_in_location = self._is_in_location()
+        if is_in_location:
             self._path.unlink()
-        return there
+        return is_in_location
 
 
 def line(kind: str, content: object) -> bytes:
@@ -272,7 +272,7 @@ def is_journal(path: Path) -> bool:
     if path.is_symlink() or not path.is_file():
         return False
     with path.open("rb") as file:
-        return _BEGINNING.match(file.read(len(_LEAST_BEGINNING))) is not None
+        return _BEGINNING.match(file.read(len(_SHORTEST_BEGINNING))) is not None
 
 
 def read_job_info(path: Path) -> JobInfo | None:
@@ -292,10 +292,10 @@ def _may_be_torn(data: bytes) -> bool:
 
 
 def _begins(data: bytes) -> bool:
-    return _BEGINNING.match(data + _LEAST_BEGINNING[len(data) :]) is not None
+    return _BEGINNING.match(data + _SHORTEST_BEGINNING[len(data) :]) is not None
 
 
-def _anothers(path: Path, got: str) -> UsageError:
+def _foreign_file_error(path: Path, got: str) -> UsageError:
     return UsageError(
         f"{path} is not a journal of ckpttools",
         got=got,
@@ -315,7 +315,7 @@ def _parse_job_info(content: object) -> JobInfo | None:
     return JobInfo(*content) if is_ours else None  # type: ignore[misc]
 
 
-def locked_error(what: str, location: object, descriptor: int) -> LockedError:
+def locked_error(reason: str, location: object, descriptor: int) -> LockedError:
     """Return the error for a lock that another process holds.
 
     Args:
@@ -329,10 +329,10 @@ def locked_error(what: str, location: object, descriptor: int) -> LockedError:
         got = f"a process on another machine or in another container; {location} was last written {since} ago"
         hint = "wait until it is done, or end that process, which releases its lock"
     else:
-        began = format_age(_seconds_running(pid))
-        got = f"process {pid} on {socket.gethostname()}, started {began} ago; last written {since} ago"
+        age = format_age(_seconds_running(pid))
+        got = f"process {pid} on {socket.gethostname()}, started {age} ago; last written {since} ago"
         hint = f"wait until it is done, or end it, which releases its lock: kill {pid}"
-    return LockedError(what, location=location, got=got, hint=hint)
+    return LockedError(reason, location=location, got=got, hint=hint)
 
 
 def _holder(descriptor: int) -> int | None:

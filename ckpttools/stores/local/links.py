@@ -65,7 +65,7 @@ class LocalTrials:
             return None
         kind = (real.parent, status.st_dev, status.st_uid, status.st_mode)
         if kind not in self._known:
-            self._known[kind] = self._tried(real)
+            self._known[kind] = self._try_link(real)
         return self._known[kind]
 
     @cached_property
@@ -80,7 +80,7 @@ class LocalTrials:
                         result.add((status.st_dev, status.st_ino))
         return frozenset(result)
 
-    def _tried(self, real: Path) -> str | None:
+    def _try_link(self, real: Path) -> str | None:
         name = self._near / f".ckpttools-trial-{os.urandom(8).hex()}"
         try:
             os.link(real, name)

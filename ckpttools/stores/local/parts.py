@@ -54,8 +54,8 @@ class PartJournal:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)
         except OSError as error:
             raise write_error(error.filename or self._path, error) from error
-        declared = [share.name, share.first, share.stop]
-        self._append([(_PART, [plan, declared, describe_this_process(), time.time()])])
+        values = [share.name, share.first, share.stop]
+        self._append([(_PART, [plan, values, describe_this_process(), time.time()])])
         sync_directory(self._path.parent)
 
     def record(self, records: Iterable[Record]) -> None:
@@ -128,8 +128,8 @@ def _member(path: Path, plan: str) -> Member | None:
         data = _read(descriptor, min(status.st_size, _LARGEST))
     finally:
         os.close(descriptor)
-    whole = lines(data[: data.rfind(b"\n") + 1])
-    return _parsed(path.name, whole, plan, is_alive, status.st_mtime)
+    complete_lines = lines(data[: data.rfind(b"\n") + 1])
+    return _parsed(path.name, complete_lines, plan, is_alive, status.st_mtime)
 
 
 def _read(descriptor: int, size: int) -> bytes:
@@ -141,7 +141,7 @@ def _read(descriptor: int, size: int) -> bytes:
 
 
 def _parsed(
-    token: str, entries: Iterator[tuple[str, Any]], plan: str, is_alive: bool, seen: float
+    token: str, entries: Iterator[tuple[str, Any]], plan: str, is_alive: bool, last_seen: float
 ) -> Member | None:
     match next(entries, None):
         case (str(kind), [str(of), declared, str(process), int() | float() as began]) if kind == _PART:
@@ -157,8 +157,8 @@ def _parsed(
             records.append(content)
         elif kind == _END:
             outcome = str(content)
-    age, release = max(0.0, time.time() - seen), _release(process)
-    return Member(token, share, process, began, seen, is_alive, outcome, records, age, release)
+    age, release = max(0.0, time.time() - last_seen), _release(process)
+    return Member(token, share, process, began, last_seen, is_alive, outcome, records, age, release)
 
 
 def _release(process: str) -> str:

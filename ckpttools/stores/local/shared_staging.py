@@ -15,7 +15,14 @@ from ckpttools.stores.local.parts import PartJournal, members
 from ckpttools.stores.local.staging import LocalStaging
 from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import JobInfo, Record
-from ckpttools.stores.shares import DONE, Share, Standing, check_free, prepared, published
+from ckpttools.stores.shares import (
+    DONE,
+    Share,
+    Standing,
+    already_published_error,
+    check_free,
+    prepare_or_wait,
+)
 
 # Before other processes can join, the process that prepared the directory syncs its names.
 _PREPARED_SECONDS = 10.0
@@ -64,10 +71,10 @@ class SharedLocalStaging(LocalStaging):
             if journal is None:
                 with self.opened(purpose, nbytes) as work:
                     if work.is_complete:
-                        raise published(self.destination)
+                        raise already_published_error(self.destination)
             return journal
 
-        return prepared(attempt, lambda: self._is_preparing(purpose.plan), _PREPARED_SECONDS)
+        return prepare_or_wait(attempt, lambda: self._is_preparing(purpose.plan), _PREPARED_SECONDS)
 
     def _is_preparing(self, plan: str) -> bool:
         """Return whether the process that has locked the directory is preparing it for a plan."""
@@ -126,8 +133,8 @@ class LocalPartWork:
         return Location(self.files.store, str(self.staging.content))
 
     def data_files(self, sizes: Mapping[str, int], heads: Mapping[str, bytes]) -> LocalDataFiles:
-        written = self.files.written
-        return LocalDataFiles(self.staging.content, sizes, heads, is_alone=False, written=written)
+        written_files = self.files.written
+        return LocalDataFiles(self.staging.content, sizes, heads, is_alone=False, written_files=written_files)
 
     def files_of_fork(self, sizes: Mapping[str, int]) -> LocalDataFiles:
         return LocalDataFiles(self.staging.content, sizes, {}, is_alone=False)

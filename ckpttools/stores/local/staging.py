@@ -16,9 +16,9 @@ from ckpttools.core.message_terms import option, retry_term
 from ckpttools.stores.local.data_files import LocalDataFiles, StagingFiles
 from ckpttools.stores.local.directory import (
     StagingDirectory,
-    allocated,
     check_directory,
     check_inventory,
+    disk_usage,
     inventory,
     is_free,
 )
@@ -38,7 +38,7 @@ from ckpttools.stores.local.parts import members, remove_parts
 from ckpttools.stores.local.store import STORE
 from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import PLAN_MARK, JobInfo, LockedError, Record, check_name
-from ckpttools.stores.shares import active_members, claimed_error, members_command
+from ckpttools.stores.shares import active_members, in_use_error, members_command
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +77,8 @@ class LocalWork:
             self.files.written.keep(names, series)
 
     def data_files(self, sizes: Mapping[str, int], heads: Mapping[str, bytes]) -> LocalDataFiles:
-        written = None if self.files is None else self.files.written
-        return LocalDataFiles(self.staging.content, sizes, heads, written=written)
+        written_files = None if self.files is None else self.files.written
+        return LocalDataFiles(self.staging.content, sizes, heads, written_files=written_files)
 
     def files_of_fork(self, sizes: Mapping[str, int]) -> LocalDataFiles:
         return LocalDataFiles(self.staging.content, sizes, {})
@@ -134,7 +134,7 @@ class LocalStaging(StagingDirectory):
         """
         check_name(self.taken[0])
         if not (self.is_published(plan) or self._is_concluding(plan)):
-            self._check_taken()
+            self._check_occupied()
             self._check_room(nbytes)
 
     def _is_concluding(self, plan: str) -> bool:
@@ -143,7 +143,7 @@ class LocalStaging(StagingDirectory):
             journal = None if is_free(self.destination) else self.looked_at()
             return journal is not None and self.is_complete(journal, plan)
 
-    def _check_taken(self) -> None:
+    def _check_occupied(self) -> None:
         destination = self.destination
         if is_free(destination):
             return
@@ -172,7 +172,7 @@ class LocalStaging(StagingDirectory):
     def _check_room(self, nbytes: int) -> None:
         location = next(parent for parent in self.directory.absolute().parents if parent.exists())
         disk = shutil.disk_usage(location)
-        free = disk.free + allocated(self.content)
+        free = disk.free + disk_usage(self.content)
         # Some file systems do not report their size.
         if nbytes > free and disk.total:
             raise NoSpaceError(
@@ -186,11 +186,11 @@ class LocalStaging(StagingDirectory):
     @contextmanager
     def opened(self, purpose: JobInfo, nbytes: int = 0) -> Iterator[LocalWork]:
         """Lock the destination until the end of the `with` block; see `Staging.opened`."""
-        journal = self._locked()
+        journal = self._lock_journal()
         try:
             self._recover(journal, purpose, nbytes)
             if not self.is_complete(journal, purpose.plan):
-                self._check_taken()
+                self._check_occupied()
                 self._check_can_replace()
                 self._begin(journal, purpose)
             yield LocalWork(self, journal, purpose.plan, self._files(journal, purpose.plan))
@@ -202,7 +202,7 @@ class LocalStaging(StagingDirectory):
         with errors_of(self.content):
             return None if self.is_complete(journal, plan) else StagingFiles(self.content)
 
-    def _locked(self) -> Journal:
+    def _lock_journal(self) -> Journal:
         """Lock and return the journal of the directory, creating it if needed."""
         for attempt in range(1, _ATTEMPTS + 1):
             self._refuse_file()
@@ -215,10 +215,10 @@ class LocalStaging(StagingDirectory):
                 self._restore_journal()
                 # Another process may have just finished and removed the directory, so try again.
                 with suppress(FileNotFoundError) if attempt < _ATTEMPTS else nullcontext():
-                    return self._locked_alone()
+                    return self._lock_exclusively()
         raise AssertionError("the last attempt returns or raises")
 
-    def _locked_alone(self) -> Journal:
+    def _lock_exclusively(self) -> Journal:
         try:
             return Journal(self.directory)
         except LockedError as error:
@@ -226,7 +226,7 @@ class LocalStaging(StagingDirectory):
             result = active_members(members(self.directory, begun.plan)) if begun and begun.plan else []
             if not result:
                 raise
-            raise claimed_error(
+            raise in_use_error(
                 "other processes are writing parts of this checkpoint",
                 result,
                 self.directory,
@@ -401,11 +401,11 @@ class LocalStaging(StagingDirectory):
         """
         with errors_of(self.destination):
             sync_tree(self.content)
-            self._check_taken()
+            self._check_occupied()
             if files is not None:
                 journal.check_in_location()
                 files.written.check()
-                files.written.check_no_others()
+                files.written.check_no_foreign_files()
             journal.note_publishing(inventory(self.content))
             self.rename()
             self.sync_names()

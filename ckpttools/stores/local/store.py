@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _SHARED = frozenset(("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph"))
 # Errors that `pathlib` treats as "does not exist", including link cycles. A file cannot have a name that is
 # too long.
-_NOTHING = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EBADF, errno.ELOOP, errno.ENAMETOOLONG))
+_MISSING_ERRNOS = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EBADF, errno.ELOOP, errno.ENAMETOOLONG))
 
 
 def _stat_result(key: str) -> os.stat_result | None:
@@ -35,7 +35,7 @@ def _stat_result(key: str) -> os.stat_result | None:
     except ValueError:  # A file cannot have a name with a NUL byte.
         return None
     except OSError as error:
-        if error.errno in _NOTHING:
+        if error.errno in _MISSING_ERRNOS:
             return None
         raise storage_error("cannot inspect", key or ".", error) from error
 
@@ -179,11 +179,11 @@ class LocalStore(Store):
         waiting = [""]
         while waiting:
             start = waiting.pop()
-            for entry in self.list(_below(key, start)):
+            for entry in self.list(_relative_key(key, start)):
                 name = start + entry.name
                 if entry.is_own_dir:
                     waiting.append(f"{name}/")
-                elif entry.is_file and (result := self.stat(_below(key, name))):
+                elif entry.is_file and (result := self.stat(_relative_key(key, name))):
                     yield name, result
 
     def put(self, key: str, content: bytes) -> None:
@@ -234,20 +234,20 @@ class LocalStore(Store):
             return None
         from ckpttools.stores.local.journal import JOURNAL, REPLACED, read_job_info
 
-        journal = self.stat(_below(key, JOURNAL))
+        journal = self.stat(_relative_key(key, JOURNAL))
         if journal is None or journal.kind is not FileKind.FILE:
             return None
-        replaced = _below(key, REPLACED)
+        replaced = _relative_key(key, REPLACED)
         result = self.stat(replaced)
         is_there = result is not None and result.kind is FileKind.DIRECTORY
-        begun = read_job_info(Path(key, JOURNAL)) or JobInfo("")
+        job_info = read_job_info(Path(key, JOURNAL)) or JobInfo("")
         return Unfinished(
             _location(key),
             _location(replaced) if is_there else None,
-            begun.command,
-            directory=begun.directory,
-            plan=begun.plan,
-            division=begun.division,
+            job_info.command,
+            directory=job_info.directory,
+            plan=job_info.plan,
+            division=job_info.division,
         )
 
     def find_unfinished(self, key: str) -> Unfinished | None:
@@ -261,14 +261,14 @@ class LocalStore(Store):
 
         if not is_journal(moved):
             return None
-        begun = read_job_info(moved) or JobInfo("")
+        job_info = read_job_info(moved) or JobInfo("")
         return Unfinished(
             _location(str(path) + SUFFIX),
             None,
-            begun.command,
-            directory=begun.directory,
-            plan=begun.plan,
-            division=begun.division,
+            job_info.command,
+            directory=job_info.directory,
+            plan=job_info.plan,
+            division=job_info.division,
         )
 
 
@@ -282,7 +282,7 @@ def _entry(result: os.DirEntry[str]) -> DirEntry:
     return DirEntry(result.name, kind, is_link)
 
 
-def _below(key: str, name: str) -> str:
+def _relative_key(key: str, name: str) -> str:
     return os.path.join(key, name)  # The target is not normalized.
 
 

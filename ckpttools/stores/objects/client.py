@@ -49,11 +49,11 @@ FIRST_RETRIES, FIRST_SECONDS = 4, 10.0
 RETRIES, RETRY_SECONDS = 10, 180.0
 # Timeout for deletions, which cannot have conditions: none may be in flight when another process takes over
 # an expired lock.
-BRIEF_SECONDS = 15.0
+SHORT_TIMEOUT_SECONDS = 15.0
 # obstore resumes truncated objects but never repeats listings. `Bucket` repeats them with the same number of
 # tries and the same pauses as obstore.
 _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 15.0
-_NAMES_TO_A_PAGE = 1000
+_NAMES_PER_PAGE = 1000
 # Prefix of versions for objects without an ETag.
 _BY_TIME = "changed "
 _ENDPOINT = re.compile(r"https?://[^\s\[\]]*(\[[0-9A-Fa-f:.]+\][^\s\[\]]*)?")
@@ -180,10 +180,10 @@ class Bucket:
 
         pages = _Pages(key)
 
-        def listed(client: Any) -> list[Object] | None:
+        def list_objects(client: Any) -> list[Object] | None:
             start = pages.resume()
             try:
-                listing = obstore.list(client, key or None, offset=start, chunk_size=_NAMES_TO_A_PAGE)
+                listing = obstore.list(client, key or None, offset=start, chunk_size=_NAMES_PER_PAGE)
                 for number, page in enumerate(listing):
                     self._meter.add(requests=min(number, 1))
                     pages.add(page)
@@ -197,11 +197,11 @@ class Bucket:
             return pages.result
 
         try:
-            result = self._list(key, listed, lambda: len(pages.result))
+            result = self._list(key, list_objects, lambda: len(pages.result))
         except FileNotFoundError:
             return []
         self._check_api(key, is_empty=result == [])
-        return result and _without_markers(result)
+        return result and _drop_directory_markers(result)
 
     def names_below(self, key: str) -> Mapping[str, Status]:
         """Return the objects and directories directly below a key, by name; same errors as `head`."""
@@ -212,10 +212,10 @@ class Bucket:
         except FileNotFoundError:
             return {}
         count = len(result["common_prefixes"]) + len(result["objects"])
-        self._meter.add(requests=max(0, count - 1) // _NAMES_TO_A_PAGE)
+        self._meter.add(requests=max(0, count - 1) // _NAMES_PER_PAGE)
         self._check_api(key, is_empty=not count)
         names = [item.rpartition("/")[2] for item in result["common_prefixes"]]
-        objects = dict(_below(key, result["objects"]))
+        objects = dict(_relative_objects(key, result["objects"]))
         for name in names:
             # Web consoles create empty objects for directories.
             if name in objects and objects[name].size:
@@ -246,7 +246,7 @@ class Bucket:
         self._has_api = self.ask("cannot list", key, look)
         if not self._has_api:
             raise wrong_api_error(
-                self._asked("cannot list", key), "a response for an object that does not exist"
+                self._new_request("cannot list", key), "a response for an object that does not exist"
             )
 
     def read(self, key: str, version: str, start: int, length: int) -> memoryview:
@@ -260,7 +260,7 @@ class Bucket:
         """
         import obstore
 
-        options: Any = {"range": (start, start + length), **_pinned(version)}
+        options: Any = {"range": (start, start + length), **_version_options(version)}
 
         def read(client: Any) -> memoryview:
             answer = obstore.get(client, key, options=options)
@@ -276,7 +276,7 @@ class Bucket:
         return content
 
     def _list(
-        self, key: str, listed: Callable[[Any], _Answer], progress: Callable[[], int] = lambda: 0
+        self, key: str, list_page: Callable[[Any], _Answer], progress: Callable[[], int] = lambda: 0
     ) -> _Answer:
         """List a directory, repeating truncated listings; same errors as `head`.
 
@@ -288,17 +288,17 @@ class Bucket:
         retries, seconds = (RETRIES, RETRY_SECONDS) if self._has_answered else (FIRST_RETRIES, FIRST_SECONDS)
 
         def again(client: Any) -> _Answer:
-            tries, before, began = 0, progress(), time.monotonic()
+            tries, before, started = 0, progress(), time.monotonic()
             while True:
                 try:
-                    return listed(client)
+                    return list_page(client)
                 except Exception as error:
                     if not is_truncated(error):
                         raise
                     if progress() > before:
-                        tries, before, began = 0, progress(), time.monotonic()
+                        tries, before, started = 0, progress(), time.monotonic()
                     pause = min(_PAUSE_SECONDS * 2**tries, _LONGEST_PAUSE_SECONDS)
-                    if tries >= retries or time.monotonic() - began + pause > seconds:
+                    if tries >= retries or time.monotonic() - started + pause > seconds:
                         raise add_retries(error, tries) from error
                 tries += 1
                 log_detail("listing of %s ended early; the next attempt in %.1f s", self.uri(key), pause)
@@ -330,7 +330,7 @@ class Bucket:
         from obstore.exceptions import BaseError
 
         self._meter.add(requests=requests)
-        client = self._client_for(self._asked(doing, key), is_brief=is_brief)
+        client = self._client_for(self._new_request(doing, key), is_brief=is_brief)
         try:
             answer = question(client)
         except (BaseError, OSError, ValueError) as error:
@@ -339,12 +339,12 @@ class Bucket:
             if is_changed_object(error):
                 raise ObjectChangedError from error
             cause = self._with_code(client, key, error) if is_refused_without_code(error) else error
-            raise explain_error(cause, self._asked(doing, key)) from error
+            raise explain_error(cause, self._new_request(doing, key)) from error
         self._has_answered = True
         log_detail("%s %s", doing.removeprefix("cannot "), self.uri(key))
         return answer
 
-    def _asked(self, doing: str, key: str) -> BucketRequest:
+    def _new_request(self, doing: str, key: str) -> BucketRequest:
         access = self._access
         words = replace(self._words, log_in=access.log_in) if access.log_in else self._words
         return BucketRequest(doing, self.uri(key), self._name, access.identity, self._endpoint, words)
@@ -361,13 +361,13 @@ class Bucket:
             return error if is_absent_object(result) else result
         return error
 
-    def _client_for(self, asked: BucketRequest, *, is_brief: bool) -> Any:
+    def _client_for(self, request: BucketRequest, *, is_brief: bool) -> Any:
         from obstore.exceptions import BaseError
 
         try:
             return self._brief if is_brief else self._patient if self._has_answered else self._impatient
         except (BaseError, OSError, ValueError) as error:
-            raise unusable_credentials(error, asked) from error
+            raise unusable_credentials(error, request) from error
 
     @cached_property
     def _impatient(self) -> Any:
@@ -379,7 +379,7 @@ class Bucket:
 
     @cached_property
     def _brief(self) -> Any:
-        return self._client(RETRIES, BRIEF_SECONDS, BRIEF_SECONDS)
+        return self._client(RETRIES, SHORT_TIMEOUT_SECONDS, SHORT_TIMEOUT_SECONDS)
 
     def _client(self, retries: int, seconds: float, answer_seconds: float = ANSWER_SECONDS) -> Any:
         import obstore.store
@@ -411,14 +411,14 @@ def _status(result: Any) -> Status:
     )
 
 
-def _pinned(version: str) -> dict[str, object]:
+def _version_options(version: str) -> dict[str, object]:
     """Return the options that restrict a request to a version."""
     if version.startswith(_BY_TIME):
         return {}
     return {"if_match": version if version.startswith("W/") else f'"{version}"'}
 
 
-def _below(key: str, result: Sequence[Any]) -> list[Object]:
+def _relative_objects(key: str, result: Sequence[Any]) -> list[Object]:
     """Return objects by relative key, without the empty object for the directory itself."""
     start = f"{key}/" if key else ""
     return [(item["path"][len(start) :], _status(item)) for item in result if item["path"] != key]
@@ -461,13 +461,13 @@ class _Pages:
             new = page
         else:
             new = [item for item in page if item["path"] > self._last]
-        self.result += _below(self._key, new)
+        self.result += _relative_objects(self._key, new)
         # S3 directory buckets list in any order, and the path of an empty object `name/` lacks the `/`.
         self._is_sorted &= paths == sorted(paths)
         self._last = max([self._last, *paths])
 
 
-def _without_markers(objects: list[Object]) -> list[Object]:
+def _drop_directory_markers(objects: list[Object]) -> list[Object]:
     """Remove the empty objects `name/` that web consoles create for directories; their keys lack the `/`."""
     if all(result.size for _, result in objects):
         return objects

@@ -41,7 +41,7 @@ class ObjectDataFiles:
     ) -> None:
         self._bucket, self._key, self._plan, self.check = bucket, key, plan, check
         self._sizes, self._heads = sizes, heads
-        self._begun: set[str] = set()
+        self._start_upload: set[str] = set()
         self.versions: dict[str, tuple[int, str]] = {}
         self._unrecorded: dict[str, tuple[int, str]] = {}
 
@@ -60,7 +60,7 @@ class ObjectDataFiles:
             name: Name of the file.
             size: Minimum size of the file in bytes, if it was not declared in advance.
         """
-        self._begun.add(name)
+        self._start_upload.add(name)
         upload = Upload(self._bucket, f"{self._key}/{name}", self._sizes.get(name, size), self._plan)
         upload.on_complete = lambda size, version: self._note(name, size, version)
         upload.write(memoryview(self._heads.get(name, b"")))
@@ -69,14 +69,14 @@ class ObjectDataFiles:
     def _note(self, name: str, size: int, version: str) -> None:
         self.versions[name] = self._unrecorded[name] = size, version
 
-    def take_version_records(self) -> list[Record]:
+    def pop_version_records(self) -> list[Record]:
         """Return records of the objects that were completed since the last call."""
         versions, self._unrecorded = self._unrecorded, {}
         return [[_VERSIONS, {name: list(item) for name, item in versions.items()}]] if versions else []
 
     def write_heads(self) -> None:
         """See `DataFiles.write_heads`. Writes the files that no task writes."""
-        for name in self._sizes.keys() - self._begun:
+        for name in self._sizes.keys() - self._start_upload:
             if self._bucket.head(f"{self._key}/{name}") is None:
                 with self.begun(name, 0):
                     self.check()
@@ -84,7 +84,7 @@ class ObjectDataFiles:
     @property
     def written(self) -> Mapping[str, int]:
         """Minimum size in bytes of each file that must exist."""
-        return {**dict.fromkeys(self._begun, 0), **self._sizes}
+        return {**dict.fromkeys(self._start_upload, 0), **self._sizes}
 
     def extend(self, name: str, end: int) -> None:
         """Do nothing, because each group appends to its own files."""
@@ -106,7 +106,7 @@ class ObjectSink:
         self._uploads: dict[str, Upload] = {}
 
     def write(self, name: str, offset: int, data: memoryview, address: int, loose: int | None = None) -> None:
-        upload = self._uploads.get(name) or self._begun(name, loose or 0)
+        upload = self._uploads.get(name) or self._start_upload(name, loose or 0)
         if offset < upload.position:
             raise RuntimeError(f"{name}: byte {offset} comes after byte {upload.position}")
         upload.fill(offset)
@@ -116,7 +116,7 @@ class ObjectSink:
             self._files.check()
             upload.complete()
 
-    def _begun(self, name: str, size: int) -> Upload:
+    def _start_upload(self, name: str, size: int) -> Upload:
         upload = self._uploads[name] = self._stack.enter_context(self._files.begun(name, size))
         return upload
 
@@ -129,7 +129,7 @@ class ObjectSink:
 
     def append(self, name: str, limit: int, data: bytes) -> tuple[str, int]:
         file = f"{name}-{self._group:05d}"
-        upload = self._uploads.get(file) or self._begun(file, 0)
+        upload = self._uploads.get(file) or self._start_upload(file, 0)
         offset = upload.position
         upload.write(memoryview(data))
         return file, offset
@@ -147,7 +147,7 @@ def recorded_versions(records: Iterable[Record]) -> Versions:
 
 
 def find_changed_objects(
-    bucket: Bucket, key: str, there: Mapping[str, Status], versions: Versions
+    bucket: Bucket, key: str, existing: Mapping[str, Status], versions: Versions
 ) -> list[str]:
     """Return objects that are missing, or whose size or version differs from their upload.
 
@@ -169,5 +169,5 @@ def find_changed_objects(
     return sorted(
         name
         for name in versions
-        if not is_expected(name, there.get(name)) and not is_expected(name, bucket.head(f"{key}/{name}"))
+        if not is_expected(name, existing.get(name)) and not is_expected(name, bucket.head(f"{key}/{name}"))
     )

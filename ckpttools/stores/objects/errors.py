@@ -41,13 +41,13 @@ _EXPIRED = frozenset(("ExpiredToken", "TokenRefreshRequired"))
 _CERTIFICATE = re.compile(r"InvalidCertificate\(\s*(.*?)\s*,?\s*\)\s*,\s*\}", re.DOTALL)
 _NOT_TLS = re.compile(r"InvalidContentType|InvalidMessage|corrupt message")
 # Responses of servers with another API, such as emulators that support only Google's JSON API.
-_NOT_THE_API = re.compile(
+_WRONG_API_PATTERN = re.compile(
     "(?i)invalid list response|Unable to extract metadata from headers|Header missing from response"
 )
 _NO_BUCKET = re.compile("NoSuchBucket|ContainerNotFound|specified bucket does not exist")
 # Azure's response to anonymous requests, with status 409.
 _NOT_PUBLIC = "Public access is not permitted"
-_UNREACHED = re.compile("error sending request|HttpError|connect error|dns error|TimedOut")
+_UNREACHABLE_PATTERN = re.compile("error sending request|HttpError|connect error|dns error|TimedOut")
 # The innermost cause of a broken connection.
 _CAUSE = re.compile(r'message: "([^"]+)"|error: "([^"]+)"')
 
@@ -165,61 +165,63 @@ def has_invalid_key(error: Exception) -> bool:
 
 def is_not_the_api(error: Exception) -> bool:
     """Return whether the response does not follow the cloud's API."""
-    return _NOT_THE_API.search(str(error)) is not None or is_listing_unsupported(error)
+    return _WRONG_API_PATTERN.search(str(error)) is not None or is_listing_unsupported(error)
 
 
-def explain_error(error: Exception, asked: BucketRequest) -> StorageError:
+def explain_error(error: Exception, request: BucketRequest) -> StorageError:
     """Convert an error from obstore."""
     text = str(error)
     status = _STATUS.search(text)
     code = int(status[1][:3]) if status else 0
     if code == 404 and _NO_BUCKET.search(text):
-        return _no_bucket(asked)
+        return _no_bucket(request)
     result = _CODE.search(text)
     reason = result[1] if result else ""
     if code in (400, 401, 403) and (code == 401 or reason in _AUTHENTICATION) and not _is_of_region(text):
-        return _not_authenticated(asked, _answer(text), reason)
+        return _not_authenticated(request, _format_response(text), reason)
     if code in (401, 403) or _NOT_PUBLIC in text:
-        return _not_allowed(asked, _answer(text), reason)
+        return _not_allowed(request, _format_response(text), reason)
     if is_not_the_api(error):
-        return wrong_api_error(asked, _answer(text))
+        return wrong_api_error(request, _format_response(text))
     if _is_of_region(text):
         hint = "set AWS_REGION to the bucket's region"
-        return _error(asked, _answer(text), "a request to the bucket's own region", hint)
+        return _error(request, _format_response(text), "a request to the bucket's own region", hint)
     if code == 429 or code >= 500:
-        hint = f"{asked.endpoint or asked.words.cloud} is overloaded or down: {retry_term()} later"
-        return _error(asked, f"{_answer(text)}{_tries(text)}", "a response", hint)
+        hint = f"{request.endpoint or request.words.cloud} is overloaded or down: {retry_term()} later"
+        return _error(request, f"{_format_response(text)}{_tries(text)}", "a response", hint)
     if not code and is_truncated(error) and "TimedOut" not in text:
         hint = f"check the network and the proxy (HTTPS_PROXY), then {retry_term()}"
-        return _error(asked, f"a truncated response{_tries(text)}", "the complete response", hint)
+        return _error(request, f"a truncated response{_tries(text)}", "the complete response", hint)
     if not code and (certificate := _CERTIFICATE.search(text)):
-        why = distrust(certificate[1])
-        what = f"the certificate of {asked.endpoint or asked.words.cloud} is not trusted"
-        return StorageError(what, location=asked.location, got=why.got, hint=why.hint)
-    if not code and _UNREACHED.search(text):
-        return _no_connection(asked, text)
+        cause = distrust(certificate[1])
+        problem = f"the certificate of {request.endpoint or request.words.cloud} is not trusted"
+        return StorageError(problem, location=request.location, got=cause.got, hint=cause.hint)
+    if not code and _UNREACHABLE_PATTERN.search(text):
+        return _no_connection(request, text)
     if has_invalid_key(error):
         hint = "rename that object: no part of its name may be empty, `.` or `..`, or have control characters"
-        return _error(asked, _answer(text), None, hint)
+        return _error(request, _format_response(text), None, hint)
     if code:
-        got = f"{_answer(text)}{_tries(text)}; asked as {asked.identity}"
-        return _error(asked, got, None, asked.words.log_in)
-    return _error(asked, _answer(text), None, asked.words.log_in if "redential" in text else None)
+        got = f"{_format_response(text)}{_tries(text)}; asked as {request.identity}"
+        return _error(request, got, None, request.words.log_in)
+    return _error(
+        request, _format_response(text), None, request.words.log_in if "redential" in text else None
+    )
 
 
-def _error(asked: BucketRequest, got: str, expected: str | None, hint: str | None) -> StorageError:
-    return StorageError(f"{asked.doing} {asked.location}", got=got, expected=expected, hint=hint)
+def _error(request: BucketRequest, got: str, expected: str | None, hint: str | None) -> StorageError:
+    return StorageError(f"{request.doing} {request.location}", got=got, expected=expected, hint=hint)
 
 
-def _no_bucket(asked: BucketRequest) -> StorageError:
-    words = asked.words
+def _no_bucket(request: BucketRequest) -> StorageError:
+    words = request.words
     return MissingPathError(
-        f"{words.bucket} {asked.bucket!r} does not exist",
-        location=asked.location,
-        got=f"the response of {asked.endpoint or words.cloud}",
+        f"{words.bucket} {request.bucket!r} does not exist",
+        location=request.location,
+        got=f"the response of {request.endpoint or words.cloud}",
         expected=f"a {words.bucket} that exists",
         hint=f"check the spelling, and the server in {words.endpoint}"
-        if asked.endpoint
+        if request.endpoint
         else f"check the spelling; `{words.list_buckets}` lists yours",
     )
 
@@ -229,89 +231,93 @@ def _is_of_region(text: str) -> bool:
     return "region" in text.partition("Debug source")[0].lower()
 
 
-def unusable_credentials(error: Exception, asked: BucketRequest) -> StorageError:
+def unusable_credentials(error: Exception, request: BucketRequest) -> StorageError:
     """Return the error for credentials or settings that obstore does not accept."""
     got = str(error).partition("\n")[0].removeprefix("Generic ")
     return StorageError(
-        f"the credentials or settings for {asked.words.cloud} cannot be used",
-        location=asked.location,
-        got=f"{got}; from {asked.identity}",
+        f"the credentials or settings for {request.words.cloud} cannot be used",
+        location=request.location,
+        got=f"{got}; from {request.identity}",
         expected="credentials in the cloud's original format",
-        hint=asked.words.log_in,
+        hint=request.words.log_in,
     )
 
 
-def _not_authenticated(asked: BucketRequest, answer: str, code: str) -> StorageError:
-    hint = asked.words.log_in
+def _not_authenticated(request: BucketRequest, answer: str, code: str) -> StorageError:
+    hint = request.words.log_in
     if code in _CLOCK:
         hint = "correct the clock of this machine"
     elif code in _EXPIRED:
         hint = f"get new credentials: {hint}"
     return StorageError(
-        f"{asked.doing} {asked.location}: authentication failed",
-        got=f"{answer}; asked as {asked.identity}",
+        f"{request.doing} {request.location}: authentication failed",
+        got=f"{answer}; asked as {request.identity}",
         expected="credentials that the server accepts (permissions were not checked)",
         hint=hint,
     )
 
 
-def _not_allowed(asked: BucketRequest, answer: str, code: str) -> StorageError:
-    words = asked.words
+def _not_allowed(request: BucketRequest, answer: str, code: str) -> StorageError:
+    words = request.words
     permission = {"list": words.list_permission, "write": words.write_permission}.get(
-        asked.doing.rpartition(" ")[2], words.read_permission
+        request.doing.rpartition(" ")[2], words.read_permission
     )
     expected, hint = f"the permission {permission} on the {words.bucket}", words.log_in
     if not code and ": " not in answer:
         answer += ", without an error code"
         expected = f"valid credentials, and {expected}"
-    elif code and not asked.identity.startswith("nobody"):
+    elif code and not request.identity.startswith("nobody"):
         hint = f"grant that permission to these credentials, or use others: {hint}"
     return StorageError(
-        f"{asked.doing} {asked.location}: not allowed",
-        got=f"{answer}; asked as {asked.identity}",
+        f"{request.doing} {request.location}: not allowed",
+        got=f"{answer}; asked as {request.identity}",
         expected=expected,
         hint=hint,
     )
 
 
-def wrong_api_error(asked: BucketRequest, answer: str) -> StorageError:
+def wrong_api_error(request: BucketRequest, answer: str) -> StorageError:
     """Return the error for a server that does not support the cloud's API.
 
     Args:
         asked: The request.
         answer: The response, for the message.
     """
-    words = asked.words
-    server = asked.endpoint or words.cloud
+    words = request.words
+    server = request.endpoint or words.cloud
     return StorageError(
         f"{server} does not offer {words.api}",
-        location=asked.location,
+        location=request.location,
         got=answer,
         expected="a server with this API",
         hint=f"use another server or emulator, and set {words.endpoint} to its URL"
-        if asked.endpoint
+        if request.endpoint
         else "check the proxy (HTTPS_PROXY)",
     )
 
 
-def _no_connection(asked: BucketRequest, text: str) -> StorageError:
+def _no_connection(request: BucketRequest, text: str) -> StorageError:
     causes = [item for result in _CAUSE.findall(text) for item in result if item]
-    got = "no response in time" if "TimedOut" in text else causes[-1] if causes else _answer(text)
+    got = "no response in time" if "TimedOut" in text else causes[-1] if causes else _format_response(text)
     if _NOT_TLS.search(text):
         got = "a response without TLS"
-        what = f"{asked.endpoint or asked.words.cloud} does not support TLS"
-        hint = f"check the endpoint and the proxy: for a server without TLS, {asked.words.endpoint}=http://…"
-        return StorageError(what, location=asked.location, got=got, expected="an https:// server", hint=hint)
+        problem = f"{request.endpoint or request.words.cloud} does not support TLS"
+        hint = (
+            f"check the endpoint and the proxy: for a server without TLS, {request.words.endpoint}=http://…"
+        )
+        return StorageError(
+            problem, location=request.location, got=got, expected="an https:// server", hint=hint
+        )
     return StorageError(
-        f"no connection to {asked.endpoint or asked.words.cloud}",
-        location=asked.location,
+        f"no connection to {request.endpoint or request.words.cloud}",
+        location=request.location,
         got=f"{got}{_tries(text)}",
         expected="a response",
         hint="check the network, the proxy (HTTPS_PROXY) and the endpoint",
     )
 
 
-def _answer(text: str) -> str:
+def _format_response(text: str) -> str:
     """Return the server's status, with its message if there is one."""
     status, code, message = _STATUS.search(text), _CODE.search(text), _MESSAGE.search(text)
     if status is None:

@@ -39,7 +39,7 @@ _EXPLICIT = (
 _FILE = "GOOGLE_APPLICATION_CREDENTIALS"
 # Kinds of credentials that obstore reads; google-auth reads all kinds.
 _KNOWN_KINDS = ("service_account", "authorized_user")
-_NOBODY = {"skip_signature": True}
+_ANONYMOUS = {"skip_signature": True}
 
 
 class GoogleStore(ObjectStore):
@@ -64,7 +64,7 @@ class GoogleStore(ObjectStore):
     def access(self, bucket: str) -> Access:
         emulator = next((name for name in _EMULATORS if os.environ.get(name)), None)
         if emulator:
-            return _emulated(os.environ[emulator], emulator)
+            return _emulator_access(os.environ[emulator], emulator)
         config, identity = _credentials()
         return Access("GCSStore", config, identity)
 
@@ -88,7 +88,7 @@ class GoogleStore(ObjectStore):
         return f"gcloud storage buckets update {bucket} --lifecycle-file=<(echo {given})"
 
 
-def _emulated(address: str, variable: str) -> Access:
+def _emulator_access(address: str, variable: str) -> Access:
     url = address.rstrip("/") if "://" in address else f"http://{address.rstrip('/')}"
     # Without these keys, obstore would still request tokens.
     nobody = dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
@@ -107,16 +107,16 @@ def _credentials() -> tuple[dict[str, Any], str]:
         StorageError: A credentials file does not exist or cannot be used.
     """
     if os.environ.get("GOOGLE_SKIP_SIGNATURE"):
-        return _NOBODY, "anonymous (GOOGLE_SKIP_SIGNATURE is set)"
+        return _ANONYMOUS, "anonymous (GOOGLE_SKIP_SIGNATURE is set)"
     explicit = next((name for name in _EXPLICIT if os.environ.get(name)), None)
     if explicit:
         return {}, f"the identity in {explicit}"
     named, usual = os.environ.get(_FILE), _usual_file()
     if named or usual.is_file():
-        return _of_file(Path(named) if named else usual)
+        return _credentials_from_file(Path(named) if named else usual)
     if _is_on_google():
         return {}, "the service account of this machine"
-    return _NOBODY, f"anonymous: no credentials were found ({_FILE}, {usual}, metadata server)"
+    return _ANONYMOUS, f"anonymous: no credentials were found ({_FILE}, {usual}, metadata server)"
 
 
 def _usual_file() -> Path:
@@ -125,7 +125,7 @@ def _usual_file() -> Path:
     return result / "application_default_credentials.json"
 
 
-def _of_file(path: Path) -> tuple[dict[str, Any], str]:
+def _credentials_from_file(path: Path) -> tuple[dict[str, Any], str]:
     try:
         content = json.loads(path.read_bytes())
         kind = content["type"]
@@ -137,11 +137,11 @@ def _of_file(path: Path) -> tuple[dict[str, Any], str]:
             hint=GoogleStore.words.log_in,
         ) from error
     if kind not in _KNOWN_KINDS:
-        return {"credential_provider": _by_google_auth(path, kind)}, f"{kind} of {path}"
+        return {"credential_provider": _credentials_from_google_auth(path, kind)}, f"{kind} of {path}"
     return {"application_credentials": str(path)}, f"{content.get('client_email', kind)} of {path}"
 
 
-def _by_google_auth(path: Path, kind: str) -> object:
+def _credentials_from_google_auth(path: Path, kind: str) -> object:
     try:
         from obstore.auth.google import GoogleCredentialProvider
     except ImportError as error:
@@ -166,7 +166,7 @@ _HOST = "https://storage.googleapis.com"
 _SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 _TOKEN = "http://169.254.169.254/computeMetadata/v1/instance/service-accounts/default/token"
 _SECONDS = 30.0
-_WHAT = "cannot list incomplete uploads"
+_LIST_UPLOADS_FAILURE = "cannot list incomplete uploads"
 
 
 def _list_uploads(endpoint: str, bucket: str, prefix: str, meter: Meter) -> Iterator[PendingUpload]:
@@ -181,11 +181,11 @@ def _list_uploads(endpoint: str, bucket: str, prefix: str, meter: Meter) -> Iter
     Raises:
         StorageError: The uploads cannot be listed.
     """
-    asked = {"uploads": "", "prefix": prefix}
+    query = {"uploads": "", "prefix": prefix}
     headers = _authorization(endpoint)
     while True:
         meter.add(requests=1)
-        answer = _request("GET", endpoint, bucket, asked, headers)
+        answer = _request("GET", endpoint, bucket, query, headers)
         try:
             page = ElementTree.fromstring(answer)
             yield from [_parse_upload(bucket, item) for item in page.iterfind("{*}Upload")]
@@ -194,12 +194,14 @@ def _list_uploads(endpoint: str, bucket: str, prefix: str, meter: Meter) -> Iter
         if _child_text(page, "IsTruncated") != "true":
             return
         after = {"key-marker": "NextKeyMarker", "upload-id-marker": "NextUploadIdMarker"}
-        asked |= {name: _child_text(page, declared) for name, declared in after.items()}
+        query |= {name: _child_text(page, declared) for name, declared in after.items()}
 
 
-def _parse_upload(bucket: str, declared: ElementTree.Element) -> PendingUpload:
-    begun = datetime.fromisoformat(_child_text(declared, "Initiated")).timestamp()
-    return PendingUpload(f"{bucket}/{_child_text(declared, 'Key')}", _child_text(declared, "UploadId"), begun)
+def _parse_upload(bucket: str, element: ElementTree.Element) -> PendingUpload:
+    start_time = datetime.fromisoformat(_child_text(element, "Initiated")).timestamp()
+    return PendingUpload(
+        f"{bucket}/{_child_text(element, 'Key')}", _child_text(element, "UploadId"), start_time
+    )
 
 
 def _abort_upload(endpoint: str, upload: PendingUpload) -> None:
@@ -223,7 +225,7 @@ def _request(method: str, endpoint: str, key: str, query: dict[str, str], header
 
 def _listing_error(key: str, got: str) -> StorageError:
     expected = "the permissions storage.multipartUploads.list and .abort (role Storage Object User)"
-    return StorageError(_WHAT, location=f"gs://{key}", got=got, expected=expected)
+    return StorageError(_LIST_UPLOADS_FAILURE, location=f"gs://{key}", got=got, expected=expected)
 
 
 @cache
@@ -255,20 +257,20 @@ def _token() -> str:
         credentials, _ = google.auth.default([_SCOPE])
         credentials.refresh(google.auth.transport.requests.Request())
     except google.auth.exceptions.GoogleAuthError as error:
-        raise StorageError(_WHAT, got=error) from error
+        raise StorageError(_LIST_UPLOADS_FAILURE, got=error) from error
     return str(credentials.token)
 
 
 def _machine_token() -> str:
     import urllib3
 
-    asked = {"Metadata-Flavor": "Google"}
+    headers = {"Metadata-Flavor": "Google"}
     try:
-        answer = _pool().request("GET", _TOKEN, headers=asked, timeout=1.0, retries=False)
+        answer = _pool().request("GET", _TOKEN, headers=headers, timeout=1.0, retries=False)
         return str(json.loads(answer.data)["access_token"])
     except (urllib3.exceptions.HTTPError, ValueError, KeyError, TypeError):
         raise StorageError(
-            _WHAT,
+            _LIST_UPLOADS_FAILURE,
             got="no token for Google's XML API",
             expected="the package google-auth, or a Google Cloud machine",
             hint="pip install google-auth requests",

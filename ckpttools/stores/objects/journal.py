@@ -81,15 +81,15 @@ class ObjectJournal:
         Raises:
             StorageError: The store reports an error.
         """
-        listed = [name for name, _ in bucket.objects_below(key) or ()]
-        names = [name for name in listed if with_records or not name.startswith(_DONE)]
+        object_names = [name for name, _ in bucket.objects_below(key) or ()]
+        names = [name for name in object_names if with_records or not name.startswith(_DONE)]
         contents = map_in_threads(write_concurrency(), lambda name: read(bucket, f"{key}/{name}"), names)
         result = {
             name: _parse_entry(item[0])
             for name, item in zip(names, contents, strict=True)
             if item is not None
         }
-        begun: Any = result.get(PLAN)
+        plan_record: Any = result.get(PLAN)
         published: Any = result.get(PUBLISHED)
         by_run: dict[str, list[Record]] = {}
         for name, item in result.items():
@@ -97,19 +97,19 @@ class ObjectJournal:
                 by_run.setdefault(name.removeprefix(_DONE).partition("-")[0], []).extend(item)
         linked = {str(item) for name, item in result.items() if name.startswith(_LINKED)}
         try:
-            purpose = JobInfo(**(begun or published)["purpose"]) if begun or published else None
+            purpose = JobInfo(**(plan_record or published)["purpose"]) if plan_record or published else None
         except (KeyError, TypeError):
             purpose = None
         return cls(
             bucket,
             key,
             purpose,
-            bool(begun and begun.get("is_beside")),
+            bool(plan_record and plan_record.get("is_beside")),
             by_run,
             frozenset(linked),
             _parse_inventories(result[PUBLISHING]) if PUBLISHING in result else None,
             published.get("objects") if isinstance(published, dict) else None,
-            bool(listed),
+            bool(object_names),
         )
 
     def begin(self, purpose: JobInfo, is_alongside: bool) -> ObjectJournal:
@@ -195,12 +195,10 @@ class JournalEntries:
         delete(self._journal.bucket, [f"{self._journal.key}/{name}" for name in names])
 
 
-def _parse_inventories(declared: Any) -> tuple[Inventory, Inventory]:
+def _parse_inventories(value: Any) -> tuple[Inventory, Inventory]:
     """Parse the old and new inventories; both are empty if they are malformed."""
-    is_known = (
-        isinstance(declared, list) and len(declared) == 2 and all(isinstance(item, dict) for item in declared)
-    )
-    return (declared[0], declared[1]) if is_known else ({}, {})
+    is_known = isinstance(value, list) and len(value) == 2 and all(isinstance(item, dict) for item in value)
+    return (value[0], value[1]) if is_known else ({}, {})
 
 
 def _parse_entry(content: bytes) -> Any:

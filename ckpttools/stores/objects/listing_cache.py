@@ -19,10 +19,10 @@ from ckpttools.stores.base import FileKind, Status
 from ckpttools.stores.objects.client import Object, name_collision
 
 # If a directory has more objects than this, it is listed without its subdirectories, after 5 wasted requests.
-_MOST_OBJECTS = 5000
+_MAX_OBJECTS = 5000
 # How long a listing is valid: this many seconds, or this multiple of the time it took.
-_BELIEVED = 5.0
-_TIMES_AS_LONG = 10
+_VALID_SECONDS = 5.0
+_VALID_FACTOR = 10
 _FILE_NAME = re.compile(r"\.[A-Za-z]\w*$")
 _DIRECTORY = Status(FileKind.DIRECTORY)
 
@@ -178,12 +178,12 @@ class KnownObjects:
             return None
 
     def _list(self, key: str, deep: bool = True) -> Listing:
-        asked = time.monotonic()
-        objects = self._source.objects_below(key, _MOST_OBJECTS) if deep else None
+        requested_at = time.monotonic()
+        objects = self._source.objects_below(key, _MAX_OBJECTS) if deep else None
         directories = {"": self._source.names_below(key)} if objects is None else _directories(objects)
         now = time.monotonic()
-        until = now + max(_BELIEVED, _TIMES_AS_LONG * (now - asked))
-        listing = Listing(asked, until, directories, objects)
+        until = now + max(_VALID_SECONDS, _VALID_FACTOR * (now - requested_at))
+        listing = Listing(requested_at, until, directories, objects)
         # There can be nothing below a file either.
         if directories[""]:
             with self._lock:

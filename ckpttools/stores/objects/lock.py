@@ -33,9 +33,9 @@ from ckpttools.stores.publishing import LockedError
 RENEWED_SECONDS = 10.0
 EXPIRED_SECONDS = 60.0
 # Fraction of the expiry time for which the owner trusts the lock, so that its requests end before a takeover.
-_BELIEVED = 0.75
+_TRUSTED_FRACTION = 0.75
 # Seconds between writing and reading a lock if the bucket does not exclude a second writer.
-SETTLED_SECONDS = 3.0
+SETTLE_SECONDS = 3.0
 PROBE = "-"
 """Suffix of the objects that are written next to locks to read the bucket's clock."""
 
@@ -43,9 +43,9 @@ PROBE = "-"
 # Maximum number of processes that can die one after another while taking over a dead lock.
 _CLAIMS = 8
 # States of processes that are still listed but have ended.
-_ENDED = "ZX"
+_ENDED_STATES = "ZX"
 # The locks that this process holds; the process may still exist after it has released some.
-_HELD: set[str] = set()
+_OWN_LOCKS: set[str] = set()
 
 
 class Lock:
@@ -80,16 +80,16 @@ class Lock:
             StorageError: The store reports an error.
         """
         probe_conditions(self._bucket, f"{self._key}{PROBE}")
-        asked = _now()
+        requested_at = _now()
         # Register the lock before others can read its owner: they would consider a thread of this process
         # dead.
-        _HELD.add(self._owner["owner"])
+        _OWN_LOCKS.add(self._owner["owner"])
         try:
-            self._version = self._taken()
+            self._version = self._acquire()
         except BaseException:
-            _HELD.discard(self._owner["owner"])
+            _OWN_LOCKS.discard(self._owner["owner"])
             raise
-        self._renewed = asked
+        self._renewed = requested_at
         # A process that is ending or out of memory cannot start a thread; `check` then renews the lock.
         with suppress(RuntimeError):
             self._thread.start()
@@ -97,9 +97,9 @@ class Lock:
 
     def __exit__(self, *error: object) -> None:
         self._stop.set()
-        if self._is_kept:
+        if self._is_renewing:
             self._thread.join()
-        _HELD.discard(self._owner["owner"])
+        _OWN_LOCKS.discard(self._owner["owner"])
         # If the object remains, others recognize it as dead once this process has ended.
         with suppress(StorageError):
             self.release()
@@ -107,17 +107,17 @@ class Lock:
     def release(self) -> None:
         """Release the lock; raises StorageError on failure, in which case it is taken over later."""
         result = read(self._bucket, self._key)
-        if result and self._is_mine(result[0]):
+        if result and self._is_own(result[0]):
             delete(self._bucket, [self._key])
 
     def check(self) -> None:
         """Raise StorageError if another process may have taken over the lock."""
-        if not (self._is_kept or self._is_lost) and _now() - self._renewed > RENEWED_SECONDS:
+        if not (self._is_renewing or self._is_lost) and _now() - self._renewed > RENEWED_SECONDS:
             # If the renewal fails, the lock's age decides.
             with suppress(StorageError), self._lock:
-                self._write_again()
-        if self._is_lost or _now() - self._renewed > EXPIRED_SECONDS * _BELIEVED:
-            seconds = EXPIRED_SECONDS * _BELIEVED
+                self._renew()
+        if self._is_lost or _now() - self._renewed > EXPIRED_SECONDS * _TRUSTED_FRACTION:
+            seconds = EXPIRED_SECONDS * _TRUSTED_FRACTION
             raise StorageError(
                 f"{self._location} is no longer locked by this process",
                 got=f"another process took over, or no write succeeded for {seconds:.0f} s",
@@ -130,24 +130,24 @@ class Lock:
         with self._lock:
             # A lost lock is never renewed, because it belongs to its new owner.
             if not self._is_lost:
-                self._write_again()
+                self._renew()
         self.check()
 
     @property
-    def _is_kept(self) -> bool:
+    def _is_renewing(self) -> bool:
         """Whether a thread renews the lock."""
         return self._thread.ident is not None
 
-    def _write_again(self) -> None:
+    def _renew(self) -> None:
         before = self._renewed
-        self._written()
+        self._write()
         # This includes late responses, and therefore possibly late requests.
         if self.lapses and _now() - before > EXPIRED_SECONDS:
             self._is_lost = True
 
-    def _written(self) -> None:
-        asked = _now()
-        if self.lapses and asked - self._renewed > EXPIRED_SECONDS:
+    def _write(self) -> None:
+        requested_at = _now()
+        if self.lapses and requested_at - self._renewed > EXPIRED_SECONDS:
             self._is_lost = True
             return
         content = self._content()
@@ -157,12 +157,12 @@ class Lock:
             except TakenError:
                 # Either another process wrote the lock, or the response with the new tag was lost.
                 result = read(self._bucket, self._key)
-                if result is None or not self._is_mine(result[0]):
+                if result is None or not self._is_own(result[0]):
                     self._is_lost = True
                     return
                 self._version = result[1]
             else:
-                self._renewed = asked
+                self._renewed = requested_at
                 return
         # Nothing was written. Other processes see the lock age, so it must also age here.
         raise StorageError(f"cannot renew the lock of {self._location}", got="the server refused its own tag")
@@ -176,57 +176,57 @@ class Lock:
                 if self._is_lost:
                     return
 
-    def _taken(self) -> Version:
+    def _acquire(self) -> Version:
         try:
             version = put(self._bucket, self._key, self._content())
         except TakenError:
-            version = self._taken_over()
+            version = self._acquire_dead()
         return version if self._bucket.conditions.creates else self._wait_and_check()
 
     def _wait_and_check(self) -> Version:
         """Wait, and return the lock's version if no other process has overwritten it."""
-        time.sleep(SETTLED_SECONDS)
+        time.sleep(SETTLE_SECONDS)
         result = read(self._bucket, self._key)
-        if result is None or not self._is_mine(result[0]):
+        if result is None or not self._is_own(result[0]):
             raise self._locked_error(result)
         return result[1]
 
-    def _taken_over(self) -> Version:
+    def _acquire_dead(self) -> Version:
         result = read(self._bucket, self._key)
         if result is None:
             # The lock was just released.
-            return self._put_or_refuse(None)
+            return self._put_or_raise(None)
         content, version = result
-        owner = _parsed(content)
-        age = None if _is_gone(owner) else self._age()
+        owner = _parse(content)
+        age = None if _is_dead(owner) else self._age()
         if age is not None and age < EXPIRED_SECONDS:
             raise self._locked_error(result, age)
         conditions = self._bucket.conditions
         if conditions.creates and conditions.replaces == IGNORED:
             return self._take_over(result)
-        return self._put_or_refuse(version)
+        return self._put_or_raise(version)
 
     def _take_over(self, dead: tuple[bytes, Version]) -> Version:
         """Take over a dead lock in a bucket without `If-Match`; the creator of its claim gets it."""
-        asked, owner = _now(), _parsed(dead[0]).get("owner", "")
+        requested_at, owner = _now(), _parse(dead[0]).get("owner", "")
         claims = [f"{self._key}{PROBE}{owner}-{number}" for number in range(_CLAIMS)]
         # A process that created a claim may also have died.
-        mine = next((claim for claim in claims if self._is_created(claim)), None)
-        if mine is None:
+        own_claim = next((claim for claim in claims if self._is_created(claim)), None)
+        if own_claim is None:
             raise self._locked_error(dead)
         try:
             result = read(self._bucket, self._key)
             is_dead = result is not None and result[0] == dead[0]
-            if not is_dead or _now() - asked > EXPIRED_SECONDS * _BELIEVED:
+            if not is_dead or _now() - requested_at > EXPIRED_SECONDS * _TRUSTED_FRACTION:
                 raise self._locked_error(result)
             replace(self._bucket, self._key, self._content())
             result = read(self._bucket, self._key)
-            if result is None or not self._is_mine(result[0]):
+            if result is None or not self._is_own(result[0]):
                 raise self._locked_error(result)
             return result[1]
         finally:
             with suppress(StorageError):
-                delete(self._bucket, claims[: claims.index(mine) + 1])
+                delete(self._bucket, claims[: claims.index(own_claim) + 1])
 
     def _is_created(self, claim: str) -> bool:
         """Create a claim; return False if a dead process created it."""
@@ -238,7 +238,7 @@ class Lock:
             return False
         return True
 
-    def _put_or_refuse(self, instead_of: Version | None) -> Version:
+    def _put_or_raise(self, instead_of: Version | None) -> Version:
         try:
             return put(self._bucket, self._key, self._content(), instead_of=instead_of)
         except TakenError:
@@ -246,7 +246,7 @@ class Lock:
 
     def _locked_error(self, result: tuple[bytes, Version] | None, age: float = 0.0) -> LockedError:
         """Return the error for a lock that another process holds, with the content that was read."""
-        owner = {} if result is None else _parsed(result[0])
+        owner = {} if result is None else _parse(result[0])
         release = self._bucket.removal(self._key)
         return locked_error(self._location, StoredLock("", process_of(owner), age, True, release))
 
@@ -255,17 +255,17 @@ class Lock:
         probe = f"{self._key}{PROBE}{self._owner['owner']}"
         replace(self._bucket, probe, b"")
         try:
-            now, then = self._bucket.head(probe), self._bucket.head(key or self._key)
+            current, then = self._bucket.head(probe), self._bucket.head(key or self._key)
         finally:
             # An error of the read matters more than an error of the cleanup.
             with suppress(StorageError):
                 delete(self._bucket, [probe])
-        if now is None or then is None or now.modified is None or then.modified is None:
+        if current is None or then is None or current.modified is None or then.modified is None:
             return 0.0
-        return max(0.0, (now.modified - then.modified) / 1e9)
+        return max(0.0, (current.modified - then.modified) / 1e9)
 
-    def _is_mine(self, content: bytes) -> bool:
-        return _parsed(content).get("owner") == self._owner["owner"]
+    def _is_own(self, content: bytes) -> bool:
+        return _parse(content).get("owner") == self._owner["owner"]
 
     def _content(self) -> bytes:
         # The content differs each time, so that the ETag also differs.
@@ -285,7 +285,7 @@ def stored_lock(bucket: Bucket, key: str, now: float | None = None) -> StoredLoc
     result, status = read(bucket, key), bucket.head(key)
     if result is None or status is None:
         return None
-    owner = _parsed(result[0])
+    owner = _parse(result[0])
     age = max(0.0, (time.time() if now is None else now) - (status.modified or 0) / 1e9)
     location, release = bucket.uri(key), bucket.removal(key)
     return StoredLock(location, process_of(owner), age, is_live(owner, age), release)
@@ -294,7 +294,7 @@ def stored_lock(bucket: Bucket, key: str, now: float | None = None) -> StoredLoc
 def read_lock(bucket: Bucket, key: str) -> Mapping[str, str]:
     """Return the content of a lock, or an empty mapping; same errors as `stored_lock`."""
     result = read(bucket, key)
-    return _parsed(result[0]) if result else {}
+    return _parse(result[0]) if result else {}
 
 
 def locked_error(location: str, lock: StoredLock) -> LockedError:
@@ -315,7 +315,7 @@ def process_of(owner: Mapping[str, object]) -> str:
 
 def is_live(owner: Mapping[str, object], age: float) -> bool:
     """Return whether the process that wrote a lock `age` seconds ago may still exist."""
-    return age < EXPIRED_SECONDS and not _is_gone({name: str(value) for name, value in owner.items()})
+    return age < EXPIRED_SECONDS and not _is_dead({name: str(value) for name, value in owner.items()})
 
 
 def _now() -> float:
@@ -327,7 +327,7 @@ def _process() -> dict[str, str]:
     """Return the identity of this process, valid on this and other machines."""
     pid = os.getpid()
     where = {"host": socket.gethostname(), "boot": _boot(), "space": _space()}
-    return {**where, "pid": str(pid), "began": _began(pid)}
+    return {**where, "pid": str(pid), "began": _start_ticks(pid)}
 
 
 def _space() -> str:
@@ -345,28 +345,30 @@ def _boot() -> str:
         return ""
 
 
-def _began(pid: int) -> str:
+def _start_ticks(pid: int) -> str:
     """Return the start time of a process in system ticks; "" if it has ended or cannot be inspected."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         # A killed process is listed until its parent waits for it, which may never happen in a container.
-        return "" if state in _ENDED else fields[18]
+        return "" if state in _ENDED_STATES else fields[18]
     except (OSError, IndexError, ValueError):
         return ""
 
 
-def _is_gone(owner: dict[str, str]) -> bool:
+def _is_dead(owner: dict[str, str]) -> bool:
     """Return whether an owner is a process of this machine that no longer exists."""
-    here = _process()
-    is_here = bool(here["boot"]) and all(owner.get(name) == here[name] for name in ("host", "boot", "space"))
+    process = _process()
+    is_here = bool(process["boot"]) and all(
+        owner.get(name) == process[name] for name in ("host", "boot", "space")
+    )
     pid = owner.get("pid", "")
     if not is_here or not pid.isdigit():
         return False
-    is_other = _began(int(pid)) != owner.get("began")
-    return is_other or (pid == here["pid"] and owner.get("owner") not in _HELD)
+    is_other = _start_ticks(int(pid)) != owner.get("began")
+    return is_other or (pid == process["pid"] and owner.get("owner") not in _OWN_LOCKS)
 
 
-def _parsed(content: bytes) -> dict[str, str]:
+def _parse(content: bytes) -> dict[str, str]:
     try:
         result = json.loads(content)
     except ValueError:

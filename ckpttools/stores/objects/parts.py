@@ -74,7 +74,7 @@ class _HeldLock(Lock):
     def release(self) -> None:
         result = read(self._bucket, self._key)
         # A process that considered this one dead may have removed the object.
-        if result and self._is_mine(result[0]):
+        if result and self._is_own(result[0]):
             content = {**json.loads(self._content()), "ended": self.outcome}
             with suppress(TakenError):
                 put(self._bucket, self._key, json.dumps(content).encode(), instead_of=result[1])
@@ -99,27 +99,27 @@ def members(
         StorageError: The store reports an error.
     """
     now = time.time() if now is None else now
-    listed: list[Member] = []
+    found: list[Member] = []
     for token, status, declared in _read_all(bucket, partial):
-        share, seen = parse_share(declared.get("share")), (status.modified or 0) / 1e9
+        share, last_seen = parse_share(declared.get("share")), (status.modified or 0) / 1e9
         if share is None or plan not in (None, declared.get("plan")):
             continue
-        age, began = max(0.0, now - seen), declared.get("began")
-        listed.append(
+        age, started = max(0.0, now - last_seen), declared.get("began")
+        found.append(
             Member(
                 token,
                 share,
                 process_of(declared),
-                float(began) if isinstance(began, int | float) else seen,
-                seen,
-                is_alive="ended" not in declared and is_live(declared, now - seen),
+                float(started) if isinstance(started, int | float) else last_seen,
+                last_seen,
+                is_alive="ended" not in declared and is_live(declared, now - last_seen),
                 outcome=str(declared.get("ended", "")),
                 records=done.get(token, ()),
                 age=age,
                 release=bucket.removal(f"{partial}/{PARTS}/{token}"),
             )
         )
-    return sorted(listed, key=lambda item: item.began)
+    return sorted(found, key=lambda item: item.began)
 
 
 def _read_all(bucket: Bucket, partial: str) -> Iterator[tuple[str, Status, dict[str, Any]]]:
@@ -129,10 +129,10 @@ def _read_all(bucket: Bucket, partial: str) -> Iterator[tuple[str, Status, dict[
         write_concurrency(), lambda item: read(bucket, f"{partial}/{PARTS}/{item[0]}"), result
     )
     for (token, status), content in zip(result, contents, strict=True):
-        yield token, status, _parsed(content[0]) if content else {}
+        yield token, status, _parse(content[0]) if content else {}
 
 
-def _parsed(content: bytes) -> dict[str, Any]:
+def _parse(content: bytes) -> dict[str, Any]:
     with suppress(ValueError):
         result = json.loads(content)
         if isinstance(result, dict):

@@ -96,14 +96,14 @@ def _credentials() -> tuple[dict[str, Any], str]:
     except ImportError:
         return {}, "the identity that obstore found (reading profiles needs boto3, which is not installed)"
     try:
-        return _by_boto3(boto3.Session())
+        return _credentials_from_boto3(boto3.Session())
     except BotoCoreError as error:
         raise StorageError(
             "the AWS credentials cannot be read", got=error, hint=AmazonStore.words.log_in
         ) from error
 
 
-def _by_boto3(session: Any) -> tuple[dict[str, Any], str]:
+def _credentials_from_boto3(session: Any) -> tuple[dict[str, Any], str]:
     result = session.get_credentials()
     config = {"region": session.region_name} if session.region_name else {}
     if result is None:
@@ -136,8 +136,8 @@ def _list_uploads(access: Any, bucket: str, prefix: str) -> Iterator[PendingUplo
     with _upload_client(access, bucket) as client:
         for page in client.get_paginator("list_multipart_uploads").paginate(Bucket=bucket, Prefix=prefix):
             for item in page.get("Uploads", ()):
-                begun = item["Initiated"].timestamp()
-                yield PendingUpload(f"{bucket}/{item['Key']}", item["UploadId"], begun)
+                start_time = item["Initiated"].timestamp()
+                yield PendingUpload(f"{bucket}/{item['Key']}", item["UploadId"], start_time)
 
 
 def _abort_upload(access: Any, upload: PendingUpload) -> None:
@@ -152,7 +152,7 @@ def _abort_upload(access: Any, upload: PendingUpload) -> None:
 
 @contextmanager
 def _upload_client(access: Any, bucket: str) -> Iterator[Any]:
-    what, location = "cannot list incomplete uploads", f"s3://{bucket}"
+    failure, location = "cannot list incomplete uploads", f"s3://{bucket}"
     try:
         import boto3
         from botocore import UNSIGNED
@@ -171,7 +171,7 @@ def _upload_client(access: Any, bucket: str) -> Iterator[Any]:
         )
     except (BotoCoreError, ClientError) as error:
         expected = "s3:ListBucketMultipartUploads and s3:AbortMultipartUpload"
-        raise StorageError(what, location=location, got=error, expected=expected) from error
+        raise StorageError(failure, location=location, got=error, expected=expected) from error
 
 
 STORE = AmazonStore()

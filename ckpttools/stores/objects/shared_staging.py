@@ -17,11 +17,19 @@ from ckpttools.stores.objects.lock import locked_error, read_lock, stored_lock
 from ckpttools.stores.objects.parts import PartClaim, hold_claim, members
 from ckpttools.stores.objects.staging import PREPARING, ObjectStaging
 from ckpttools.stores.publishing import JOURNAL, LOCK, SUFFIX, JobInfo, LockedError, Record
-from ckpttools.stores.shares import PARTS, Member, Share, Standing, check_free, prepared, published
+from ckpttools.stores.shares import (
+    PARTS,
+    Member,
+    Share,
+    Standing,
+    already_published_error,
+    check_free,
+    prepare_or_wait,
+)
 
 # A process that has prepared the destination releases it after a few requests.
 _PREPARED_SECONDS = 30.0
-_LOOK_SECONDS = 2.0
+_POLL_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -49,12 +57,12 @@ class SharedObjectStaging(ObjectStaging):
             journal = ObjectJournal.read(self.bucket, f"{self.partial}/{JOURNAL}", with_records=False)
             if journal.plan == purpose.plan:
                 if journal.published is not None or journal.is_replacing:
-                    raise published(self.location)
+                    raise already_published_error(self.location)
                 return journal
             with self.opened_for(purpose, purpose.plan):
                 return None
 
-        prepared(attempt, lambda: self._is_preparing(purpose.plan), _PREPARED_SECONDS)
+        prepare_or_wait(attempt, lambda: self._is_preparing(purpose.plan), _PREPARED_SECONDS)
 
     def _is_preparing(self, plan: str) -> bool:
         """Return whether the process that has locked the destination is preparing it for a plan."""
@@ -68,7 +76,7 @@ class SharedObjectStaging(ObjectStaging):
         """
         ahead = self.now(f"{PARTS}/{claim.token}") - time.time()
         # A process that has prepared the destination releases it shortly after its journal exists.
-        prepared(partial(self._refuse_owner, ahead), lambda: self._is_preparing(plan), 0.0)
+        prepare_or_wait(partial(self._refuse_owner, ahead), lambda: self._is_preparing(plan), 0.0)
         now = time.time() + ahead
         journal = ObjectJournal.read(self.bucket, f"{self.partial}/{JOURNAL}")
         if journal.plan != plan or journal.published is not None:
@@ -97,12 +105,12 @@ class SharedObjectStaging(ObjectStaging):
         first: dict[str, float] = {}
         while True:
             journal = ObjectJournal(self.bucket, "", JobInfo(plan))
-            met = [m for m in self._members(journal) if m.is_alive and m.share.overlaps(share)]
-            if any(first.setdefault(item.token, item.seen) != item.seen for item in met):
-                check_free(share, met, self.location)
-            if not met:
+            overlapping = [m for m in self._members(journal) if m.is_alive and m.share.overlaps(share)]
+            if any(first.setdefault(item.token, item.seen) != item.seen for item in overlapping):
+                check_free(share, overlapping, self.location)
+            if not overlapping:
                 return
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
 
     def _members(self, journal: ObjectJournal, now: float | None = None) -> list[Member]:
         return members(self.bucket, self.partial, journal.plan or "", journal.by_run, now)
@@ -165,13 +173,13 @@ class ObjectPartWork:
     def changed_files(self) -> Sequence[str]:
         """See `SupportsChangedFiles`. Takes one listing, and one request for each changed object."""
         content = self.staging.content(self.journal)
-        there = dict(self.staging.objects(content))
+        existing = dict(self.staging.objects(content))
         versions = recorded_versions(self.journal.records)
-        return find_changed_objects(self.staging.bucket, content, there, versions)
+        return find_changed_objects(self.staging.bucket, content, existing, versions)
 
     def record(self, records: Iterable[Record]) -> None:
         self.claim.lock.check()
-        versions = [] if self.files is None else self.files.take_version_records()
+        versions = [] if self.files is None else self.files.pop_version_records()
         self.entries.record([*records, *versions])
 
     def discard(self) -> None:

@@ -41,7 +41,7 @@ from ckpttools.stores.publishing import (
     Record,
     check_name,
 )
-from ckpttools.stores.shares import PARTS, active_members, claimed_error, members_command
+from ckpttools.stores.shares import PARTS, active_members, in_use_error, members_command
 
 if TYPE_CHECKING:
     from ckpttools.stores.objects.store import ObjectStore
@@ -102,9 +102,9 @@ class ObjectStaging:
         if not is_begun and journal.is_replacing and journal.published is None:
             raise self._about_to_replace(journal)
         if not is_begun or (journal.is_alongside and not journal.is_replacing):
-            self.check_taken(journal)
+            self.check_occupied(journal)
 
-    def check_taken(self, journal: ObjectJournal) -> None:
+    def check_occupied(self, journal: ObjectJournal) -> None:
         """Raise DestinationExistsError if the destination exists and may not be replaced."""
         status = self.bucket.head(self.rest)
         if status is not None and status.kind is FileKind.FILE:
@@ -158,9 +158,9 @@ class ObjectStaging:
         is_safe = probe_conditions(self.bucket, f"{self.partial}/{LOCK}{PROBE}").creates
         if is_safe or os.environ.get(UNPROTECTED) or not (self.overwrite or is_shared):
             return
-        what = "writing it with several processes" if is_shared else "replacing it"
+        action = "writing it with several processes" if is_shared else "replacing it"
         raise UsageError(
-            f"the server of {self.location} does not detect a second writer, so {what} is not safe",
+            f"the server of {self.location} does not detect a second writer, so {action} is not safe",
             got="it created one object twice: it, or a proxy before it, ignores `If-None-Match: *`",
             expected="a server that honors write preconditions",
             hint="write to a new name with one process; or make sure that no other process writes "
@@ -171,12 +171,12 @@ class ObjectStaging:
         """Raise LockedError if shares are active; a share that starts later sees the lock."""
         result = active_members(members(self.bucket, self.partial, None, {}, self.now()))
         if result:
-            begun = ObjectJournal.read(self.bucket, f"{self.partial}/{JOURNAL}", with_records=False)
-            raise claimed_error(
+            existing = ObjectJournal.read(self.bucket, f"{self.partial}/{JOURNAL}", with_records=False)
+            raise in_use_error(
                 "other processes are writing parts of this checkpoint",
                 result,
                 self.location,
-                f"wait until they are done: {members_command(begun.purpose)} lists them; a claim expires "
+                f"wait until they are done: {members_command(existing.purpose)} lists them; a claim expires "
                 f"{EXPIRED_SECONDS:.0f} s after its process has ended",
             )
 
@@ -199,16 +199,16 @@ class ObjectStaging:
         elif is_ours:
             return journal
         if journal.is_there:
-            self._give_up(journal, purpose, lock)
-        self.check_taken(ObjectJournal(self.bucket, journal.key))
+            self._discard(journal, purpose, lock)
+        self.check_occupied(ObjectJournal(self.bucket, journal.key))
         self._refuse_foreign()
         return journal.begin(purpose, bool(self.objects(self.rest)))
 
     def _refuse_foreign(self) -> None:
         """Raise UsageError if `DST.partial` has objects that a conversion without a journal cannot write."""
-        ours = (LOCK + PROBE, f"{PARTS}/", f"{JOURNAL}/")
+        own_names = (LOCK + PROBE, f"{PARTS}/", f"{JOURNAL}/")
         names = (name for name, _ in self.objects(self.partial))
-        foreign = [name for name in names if name != LOCK and not name.startswith(ours)]
+        foreign = [name for name in names if name != LOCK and not name.startswith(own_names)]
         if foreign:
             raise UsageError(
                 f"{self.location}{SUFFIX} contains objects, but no journal of ckpttools",
@@ -237,28 +237,28 @@ class ObjectStaging:
         """Return the size and version of each object below a key, by default below the destination."""
         return {name: [result.size, result.version] for name, result in self.objects(key or self.rest)}
 
-    def _give_up(self, journal: ObjectJournal, purpose: JobInfo, lock: Lock) -> None:
+    def _discard(self, journal: ObjectJournal, purpose: JobInfo, lock: Lock) -> None:
         """Remove another unfinished conversion if that is allowed.
 
         Raises:
             UsageError: Removing the conversion is not allowed.
         """
         partial = self.location + SUFFIX
-        begun = journal.purpose
-        if begun is None and not journal.is_there:
+        existing = journal.purpose
+        if existing is None and not journal.is_there:
             return
         if not self.overwrite:
-            what = "another conversion" if begun else "a conversion, and its journal cannot be read"
-            same = begun and begun.is_same_command(purpose)
+            owner = "another conversion" if existing else "a conversion, and its journal cannot be read"
+            same = existing and existing.is_same_command(purpose)
             raise UsageError(
-                f"{partial} contains the beginning of {what}",
-                got=f"{begun.source}, plan {begun.plan[:12]}" if begun else None,
+                f"{partial} contains the beginning of {owner}",
+                got=f"{existing.source}, plan {existing.plan[:12]}" if existing else None,
                 expected=f"{purpose.source}, plan {purpose.plan[:12]}",
                 hint=(
                     "its source has changed since; "
                     if same
-                    else f"to resume it, run: {begun.command}; "
-                    if begun and begun.command
+                    else f"to resume it, run: {existing.command}; "
+                    if existing and existing.command
                     else ""
                 )
                 + f"to discard it, use {option('overwrite', True)}",
@@ -269,11 +269,11 @@ class ObjectStaging:
         journal.remove(lock.check)
 
     def _about_to_replace(self, journal: ObjectJournal) -> UsageError:
-        partial, begun = self.location + SUFFIX, journal.purpose
-        go_on = f"run: {begun.command}; if that is refused, " if begun and begun.command else ""
+        partial, existing = self.location + SUFFIX, journal.purpose
+        go_on = f"run: {existing.command}; if that is refused, " if existing and existing.command else ""
         return UsageError(
             f"{partial} contains a complete checkpoint that was about to replace {self.location}",
-            got=begun.source if begun else None,
+            got=existing.source if existing else None,
             expected="the end of that conversion first",
             hint=f"{go_on}copy {partial}/{CONTENT} elsewhere (what was at {self.location} may be gone), "
             f"then delete {partial}",
@@ -381,9 +381,9 @@ class ObjectWork:
 
     def changed_files(self) -> Sequence[str]:
         """See `SupportsChangedFiles`. Takes one listing, and one request for each changed object."""
-        there = dict(self.staging.objects(self._content))
+        existing = dict(self.staging.objects(self._content))
         versions = recorded_versions(self.journal.records)
-        return find_changed_objects(self._bucket, self._content, there, versions)
+        return find_changed_objects(self._bucket, self._content, existing, versions)
 
     def data_files(self, sizes: Mapping[str, int], heads: Mapping[str, bytes]) -> ObjectDataFiles:
         self.staging.check_copied(self.journal, sizes)
@@ -393,7 +393,7 @@ class ObjectWork:
 
     def record(self, records: Iterable[Record]) -> None:
         self.lock.check()
-        versions = [] if self.files is None else self.files.take_version_records()
+        versions = [] if self.files is None else self.files.pop_version_records()
         self.entries.record([*records, *versions])
         # Later readers must see the new objects.
         self.staging.store.forget(self.content.key)
@@ -414,7 +414,7 @@ class ObjectWork:
         else:
             if self.journal.replacing is None:
                 staging, old = self.staging, self.staging.inventory()
-                staging.check_taken(ObjectJournal(self._bucket, self.journal.key))
+                staging.check_occupied(ObjectJournal(self._bucket, self.journal.key))
                 self.pending.put_all(self._put)
                 self.lock.renew()
                 # Only objects that were checked are deleted.
@@ -433,23 +433,23 @@ class ObjectWork:
         """
         if self.files is None or self.journal.replacing is not None:
             return
-        there = dict(self.staging.objects(self._content))
+        existing = dict(self.staging.objects(self._content))
         lost = [
             name
             for name, size in self.files.written.items()
-            if (there[name].size if name in there else -1) < size
+            if (existing[name].size if name in existing else -1) < size
         ]
         versions = {
             **recorded_versions(self.journal.records),
             **{name: [item] for name, item in self.files.versions.items()},
         }
-        lost += find_changed_objects(self._bucket, self._content, there, versions)
+        lost += find_changed_objects(self._bucket, self._content, existing, versions)
         if lost:
             name = min(lost)
             raise StorageError(
                 f"{self.content / name} was removed or replaced while the checkpoint was written",
-                got=f"{there[name].size:,} bytes, version {there[name].version}"
-                if name in there
+                got=f"{existing[name].size:,} bytes, version {existing[name].version}"
+                if name in existing
                 else "no such object",
                 expected="the object that was written",
                 hint=f"find the process that changes objects there; then {retry_term()} to rewrite them",
@@ -488,12 +488,12 @@ class ObjectWork:
         """
         last = [key.removeprefix(f"{self.content.key}/") for key in self.pending.files]
         # Files shared with a source were copied again and have a different version.
-        there = {name: result.size for name, result in self.staging.objects(self._content)}
+        existing = {name: result.size for name, result in self.staging.objects(self._content)}
         sizes = {name: size for name, (size, _) in new.items()}
-        if lost := sorted(name for name in {*new, *last} if there.get(name, -1) != sizes.get(name)):
+        if lost := sorted(name for name in {*new, *last} if existing.get(name, -1) != sizes.get(name)):
             raise UsageError(
                 f"{self.staging.location}{SUFFIX} has changed since it was complete",
-                got=f"{len(lost)} of {len(there)} objects changed or missing, such as {lost[0]}",
+                got=f"{len(lost)} of {len(existing)} objects changed or missing, such as {lost[0]}",
                 hint=f"delete {self.staging.location}{SUFFIX} and {retry_term()}",
             )
         result = sorted(self.staging.objects(self.staging.rest), key=_small_first)

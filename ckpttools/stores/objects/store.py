@@ -22,8 +22,13 @@ from ckpttools.core.message_terms import retry_term
 from ckpttools.stores import block_cache as blocks
 from ckpttools.stores.abilities import LinkTrials, StoredLock
 from ckpttools.stores.base import DirEntry, File, FileKind, Status, Store
-from ckpttools.stores.concurrency import USUAL, map_in_threads, requested_concurrency, write_concurrency
-from ckpttools.stores.costs import FAR, Costs, Meter, Streams, Traffic
+from ckpttools.stores.concurrency import (
+    DEFAULT_CONCURRENCY,
+    map_in_threads,
+    requested_concurrency,
+    write_concurrency,
+)
+from ckpttools.stores.costs import REMOTE_COST, Costs, Meter, Streams, Traffic
 from ckpttools.stores.location import Location
 from ckpttools.stores.objects.client import Access, Bucket, Object, ObjectChangedError, is_usable
 from ckpttools.stores.objects.errors import MessageTerms
@@ -32,8 +37,8 @@ from ckpttools.stores.objects.listing_cache import KnownObjects
 from ckpttools.stores.objects.lock import PROBE, Lock, stored_lock
 from ckpttools.stores.objects.parts import members
 from ckpttools.stores.objects.writing import (
+    MAX_CONCURRENT_PARTS,
     PART_BYTES,
-    PARTS_UNDER_WAY,
     TakenError,
     Upload,
     copy,
@@ -52,7 +57,7 @@ if TYPE_CHECKING:
 
 
 # Names directly below a staging directory.
-_OURS = (LOCK, JOURNAL, CONTENT)
+_STAGING_NAMES = (LOCK, JOURNAL, CONTENT)
 # Orbax uses 400 MiB on gs://; smaller files are faster to rewrite.
 _FILE_BYTES = 256 << 20
 _FILES = 16
@@ -69,7 +74,7 @@ class ObjectStore(Store):
     """
 
     streams: ClassVar[Streams | None] = Streams(
-        memory=PART_BYTES * (PARTS_UNDER_WAY + 2), file_bytes=_FILE_BYTES, files=_FILES
+        memory=PART_BYTES * (MAX_CONCURRENT_PARTS + 2), file_bytes=_FILE_BYTES, files=_FILES
     )
     link_copies: ClassVar[bool] = True
     words: ClassVar[MessageTerms]
@@ -95,7 +100,7 @@ class ObjectStore(Store):
 
     @property
     def costs(self) -> Costs:
-        return Costs(requested_concurrency() or USUAL, self._reads.memory + blocks.MOST_BYTES)
+        return Costs(requested_concurrency() or DEFAULT_CONCURRENCY, self._reads.memory + blocks.MAX_BYTES)
 
     @property
     def traffic(self) -> Traffic:
@@ -186,7 +191,7 @@ class ObjectStore(Store):
     def unfinished(self, key: str) -> Unfinished | None:
         """See `SupportsPublishing`."""
         if key.endswith(SUFFIX):
-            return self.find_unfinished(key.removesuffix(SUFFIX)) or self._left_at(key)
+            return self.find_unfinished(key.removesuffix(SUFFIX)) or self._find_leftover(key)
         partial = key + SUFFIX
         bucket, rest = self._at(f"{partial}/{JOURNAL}")
         if "/" not in key or bucket.head(f"{rest}/{PLAN}") is None:
@@ -196,27 +201,27 @@ class ObjectStore(Store):
 
     def _unfinished(self, partial: str, journal: ObjectJournal) -> Unfinished:
         bucket, rest = self._at(partial)
-        begun = journal.purpose or JobInfo("")
+        job_info = journal.purpose or JobInfo("")
         lock, writer, release = stored_lock(bucket, f"{rest}/{LOCK}"), "", ""
         if lock is not None and lock.is_held:
             writer, release = str(lock), lock.release
         elif result := active_members(members(bucket, rest, None, {})):
             writer, release = str(result[0]), result[0].release
         return Unfinished(
-            *(Location(self, partial), None, begun.command, writer, begun.directory, release),
-            plan=begun.plan,
-            division=begun.division,
+            *(Location(self, partial), None, job_info.command, writer, job_info.directory, release),
+            plan=job_info.plan,
+            division=job_info.division,
         )
 
-    def _left_at(self, key: str) -> Unfinished | None:
+    def _find_leftover(self, key: str) -> Unfinished | None:
         """Return an unfinished conversion without a journal, of which only a lock or unowned objects
         exist.
         """
         bucket, rest = self._at(key)
         names = bucket.names_below(rest) if rest else {}
         others = (f"{LOCK}{PROBE}", f"{PARTS}/")
-        ours = [name for name in names if name in _OURS or name.startswith(others)]
-        return Unfinished(Location(self, key)) if names and len(ours) == len(names) else None
+        own_names = [name for name in names if name in _STAGING_NAMES or name.startswith(others)]
+        return Unfinished(Location(self, key)) if names and len(own_names) == len(names) else None
 
     def find_unfinished(self, key: str) -> Unfinished | None:
         """See `SupportsPublishing`."""
@@ -239,12 +244,12 @@ class ObjectStore(Store):
             return False
         assert isinstance(source, ObjectFile)
         bucket, rest = self._at(key)
-        original, began = self._at(source.key)[1], time.monotonic()
+        original, started = self._at(source.key)[1], time.monotonic()
         try:
             copy(bucket, original, rest)
         except FileNotFoundError:
             raise source.changed(None) from None
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - started
         self.forget(key)
         built = bucket.head(rest)
         if built is not None and built[1:3] == (source.size, source.version):
@@ -351,7 +356,7 @@ class ObjectFile(File):
 
     # Number of bytes that 100 MB/s transfer in 20 ms, the time of a request.
     gap: ClassVar[int] = 2 << 20
-    price: ClassVar[int] = FAR
+    price: ClassVar[int] = REMOTE_COST
 
     __slots__ = ("_last_read", "key", "path", "size", "store", "version")
 
@@ -399,7 +404,7 @@ _CONTENT_TAG = re.compile(r"[0-9a-f]{32}(-[0-9]+)?|changed .*")
 _CLOCK_SECONDS = 2
 
 
-def is_proven_copy(source: ObjectFile, result: Status, built: Status | None, seconds: float) -> bool:
+def is_proven_copy(source: ObjectFile, result: Status, copy_status: Status | None, seconds: float) -> bool:
     """Return whether the cloud provably copied the version of an object that was opened.
 
     obstore copies without a condition, so another process could change the source just before the copy and
@@ -411,12 +416,12 @@ def is_proven_copy(source: ObjectFile, result: Status, built: Status | None, sec
         built: The status of the copy.
         seconds: Duration of the copy in seconds.
     """
-    if built is None or built.size != source.size or result.version != source.version:
+    if copy_status is None or copy_status.size != source.size or result.version != source.version:
         return False
     if not _CONTENT_TAG.fullmatch(source.version):
         return True
     # The cloud's clock shows whether a restored source was modified after the copy began.
-    age = ((built.modified or 0) - (result.modified or 0)) / 1e9
+    age = ((copy_status.modified or 0) - (result.modified or 0)) / 1e9
     return age > seconds + _CLOCK_SECONDS
 
 

@@ -57,8 +57,8 @@ class PendingFiles(Store):
                 file[len(key) + 1 :].partition("/") for file in self._files if file.startswith(f"{key}/")
             ]
         kinds = {name: FileKind.DIRECTORY if rest else FileKind.FILE for name, _, rest in names}
-        there = self._store.list(key) if not kinds or self._store.stat(key) else ()
-        yield from (entry for entry in there if entry.name not in kinds)
+        stored = self._store.list(key) if not kinds or self._store.stat(key) else ()
+        yield from (entry for entry in stored if entry.name not in kinds)
         yield from (DirEntry(name, kind) for name, kind in kinds.items())
 
     def open(self, key: str, result: Status | None = None) -> File:

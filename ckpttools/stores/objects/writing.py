@@ -28,12 +28,12 @@ from ckpttools.stores.objects.client import (
 from ckpttools.stores.objects.errors import is_unsupported
 
 PART_BYTES = 8 << 20
-PARTS_UNDER_WAY = 3
+MAX_CONCURRENT_PARTS = 3
 # Azure does not accept hyphens, and proxies drop names with underscores.
 MARK = "ckpttoolsplan"
 """Attribute of objects that a conversion writes, with the fingerprint of its plan."""
-_MOST_PARTS = 9_000  # S3 accepts 10,000 parts.
-_DOING = "cannot write"
+_MAX_PARTS = 9_000  # S3 accepts 10,000 parts.
+_WRITE_FAILURE = "cannot write"
 
 
 class TakenError(Exception):
@@ -100,7 +100,7 @@ def put_conditionally(bucket: Bucket, key: str, content: bytes, mode: Any, plan:
 
     attributes: Any = {MARK: plan} if plan else None
     done = bucket.ask(
-        _DOING,
+        _WRITE_FAILURE,
         key,
         lambda client: obstore.put(
             client, key, content, mode=mode, attributes=attributes, use_multipart=False
@@ -181,7 +181,7 @@ def delete(bucket: Bucket, keys: Iterable[str]) -> None:
 
     for key in keys:
         try:
-            bucket.ask(_DOING, key, partial(obstore.delete, paths=key), is_brief=True)
+            bucket.ask(_WRITE_FAILURE, key, partial(obstore.delete, paths=key), is_brief=True)
         except FileNotFoundError:
             continue
         except ObjectChangedError as error:
@@ -202,7 +202,7 @@ def copy(bucket: Bucket, old: str, new: str) -> None:
     """
     import obstore
 
-    bucket.ask(_DOING, new, lambda client: obstore.copy(client, old, new))
+    bucket.ask(_WRITE_FAILURE, new, lambda client: obstore.copy(client, old, new))
 
 
 class Upload:
@@ -226,7 +226,7 @@ class Upload:
         self._bucket, self._key, self._size, self._plan = bucket, key, size, plan
         self.position = 0
         self._start = bytearray()
-        self._part_bytes = max(PART_BYTES, ceil_div(size, _MOST_PARTS))
+        self._part_bytes = max(PART_BYTES, ceil_div(size, _MAX_PARTS))
         self._writer: Any = None
         self._is_complete = False
         self.on_complete: Callable[[int, str], object] = lambda size, version: None
@@ -264,14 +264,14 @@ class Upload:
 
         self._check_free()
         self._writer = self._bucket.ask(
-            _DOING,
+            _WRITE_FAILURE,
             self._key,
             lambda client: obstore.open_writer(
                 client,
                 self._key,
                 attributes={MARK: self._plan} if self._plan else None,
                 buffer_size=self._part_bytes,
-                max_concurrency=PARTS_UNDER_WAY,
+                max_concurrency=MAX_CONCURRENT_PARTS,
             ),
             requests=0,
         )
@@ -324,10 +324,10 @@ class Upload:
 
     def _ask(self, do: Callable[[], object], requests: int = 0) -> None:
         try:
-            self._bucket.ask(_DOING, self._key, lambda client: do(), requests=requests)
+            self._bucket.ask(_WRITE_FAILURE, self._key, lambda client: do(), requests=requests)
         except (FileNotFoundError, ObjectChangedError) as error:
             raise StorageError(
-                f"{_DOING} {self._bucket.uri(self._key)}",
+                f"{_WRITE_FAILURE} {self._bucket.uri(self._key)}",
                 got="its upload was ended by another process",
                 hint=f"{retry_term()}: it resumes the finished work",
             ) from error
@@ -433,8 +433,8 @@ def _replaces(bucket: Bucket, key: str, version: Version, spelling: str) -> tupl
         if result is None or result[0] != content:
             return False, version
         right = result[1]
-    wrong = _attempt(bucket, key, b"replaced by mistake", expected)
-    return wrong is None, wrong or right
+    replaced = _attempt(bucket, key, b"replaced by mistake", expected)
+    return replaced is None, replaced or right
 
 
 def _attempt(bucket: Bucket, key: str, content: bytes, mode: Any) -> Version | None:

@@ -32,10 +32,10 @@ from ckpttools.stores.reads import ReadPool
 Headers = Callable[[str], Mapping[str, str]]
 """Function that returns the authorization headers for a URL, which depend on the host."""
 
-_AGAIN = frozenset((408, 429, 500, 502, 503, 504))
+_RETRIED_STATUSES = frozenset((408, 429, 500, 502, 503, 504))
 _TOO_MANY = frozenset((429, 503))
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
-_MOST_REDIRECTS = 10
+_MAX_REDIRECTS = 10
 # Number of connections to keep per host.
 CONNECTIONS = MOST
 # Maximum bytes to read of an unexpected response, so that its connection can be reused.
@@ -91,20 +91,20 @@ class Client:
         while True:
             self.meter.add(requests=1)
             try:
-                response = self._asked(method, url, headers, timeout, body)
+                response = self._send(method, url, headers, timeout, body)
             except FAILURES as error:
-                got, hint = failure_words(error, patience), _failure_hint(error)
+                got, hint = describe_failure(error, patience), _failure_hint(error)
                 attempts.failed(got, limit=_attempts_worth(error), hint=hint)
                 continue
             log_detail("%s %s: %s", method, without_secrets(url), response.status)
-            if response.status not in _AGAIN:
+            if response.status not in _RETRIED_STATUSES:
                 attempts.succeeded()
                 return response
             if response.status in _TOO_MANY:
                 self.reads.pace.slow_down()
-            asked = parse_retry_after(response.headers.get("Retry-After"))
+            retry_after = parse_retry_after(response.headers.get("Retry-After"))
             discard(response)
-            attempts.failed(status_text(response), asked)
+            attempts.failed(status_text(response), retry_after)
 
     def send(self, url: str, headers: Mapping[str, str], body: Iterable[bytes]) -> BaseHTTPResponse:
         """Send a PUT with a generated body, which cannot be repeated.
@@ -119,9 +119,9 @@ class Client:
         """
         self.meter.add(requests=1)
         timeout = urllib3.Timeout(connect=self.patience.connect, read=LONGEST_STORING)
-        return self._asked("PUT", url, headers, timeout, body)
+        return self._send("PUT", url, headers, timeout, body)
 
-    def _asked(
+    def _send(
         self,
         method: str,
         url: str,
@@ -160,21 +160,21 @@ class Client:
             StorageError: There are too many redirects, or one leads from https to http.
         """
         _check_address(url, attempts.location)
-        for _ in range(_MOST_REDIRECTS):
+        for _ in range(_MAX_REDIRECTS):
             response = self.request(method, url, headers(url), attempts)
             check(response)
             target = response.headers.get("Location")
             if response.status not in _REDIRECTS or not target:
                 return response, url
             discard(response)
-            target = redirected(url, target, attempts.location)
+            target = resolve_redirect(url, target, attempts.location)
             if urlsplit(target).scheme not in ("https", urlsplit(url).scheme):
                 got = f"a redirect to {urlsplit(target).scheme}://{urlsplit(target).hostname or ''}"
                 raise StorageError(
                     f"cannot read {attempts.location}", got=got, expected="a redirect to https"
                 )
             url = target
-        raise StorageError(f"cannot read {attempts.location}", got=f"more than {_MOST_REDIRECTS} redirects")
+        raise StorageError(f"cannot read {attempts.location}", got=f"more than {_MAX_REDIRECTS} redirects")
 
     def whole(
         self, url: str, headers: Headers, attempts: Attempts, limit: int
@@ -183,11 +183,11 @@ class Client:
         while True:
             response, result = self.follow("GET", url, headers, attempts)
             try:
-                with closing(response):
+                with release_connection(response):
                     body = response.read(limit + 1)
                 self.meter.add(nbytes=len(body))
             except FAILURES as error:
-                attempts.failed(failure_words(error, self.patience))
+                attempts.failed(describe_failure(error, self.patience))
                 continue
             if len(body) > limit:
                 raise StorageError(
@@ -198,7 +198,7 @@ class Client:
     def start_of(self, response: BaseHTTPResponse, limit: int) -> bytes:
         """Read up to `limit` bytes of a body; return nothing if it is truncated."""
         try:
-            with closing(response):
+            with release_connection(response):
                 body = response.read(limit)
         except FAILURES:
             return b""
@@ -216,7 +216,7 @@ class Client:
         pool = self._pools.get((proxy, is_encrypted))
         if pool is None:
             context = tls_context() if is_encrypted else None
-            pool = _through(proxy, context) if proxy else _direct(context)
+            pool = _proxy_manager(proxy, context) if proxy else _direct(context)
             self._pools[proxy, is_encrypted] = pool
         return pool
 
@@ -239,7 +239,7 @@ def _check_address(url: str, location: str) -> None:
         ) from error
 
 
-def redirected(url: str, target: str, location: str) -> str:
+def resolve_redirect(url: str, target: str, location: str) -> str:
     """Return the target of a redirect; raise StorageError if it is malformed."""
     try:
         address = urljoin(url, target)
@@ -253,7 +253,7 @@ def _direct(context: ssl.SSLContext | None) -> urllib3.PoolManager:
     return urllib3.PoolManager(maxsize=CONNECTIONS, ssl_context=context)
 
 
-def _through(proxy: str, context: ssl.SSLContext | None) -> urllib3.PoolManager:
+def _proxy_manager(proxy: str, context: ssl.SSLContext | None) -> urllib3.PoolManager:
     try:
         login = urlsplit(proxy)
     except ValueError as error:
@@ -325,7 +325,7 @@ def _no_logins(got: object) -> StorageError:
 
 
 @contextmanager
-def closing(response: BaseHTTPResponse) -> Iterator[None]:
+def release_connection(response: BaseHTTPResponse) -> Iterator[None]:
     """Return the connection to the pool if the body was read completely; otherwise close it."""
     try:
         yield
@@ -342,7 +342,7 @@ def discard(response: BaseHTTPResponse) -> None:
             response.read(_SMALL)
     except FAILURES:
         response.close()
-    with closing(response):
+    with release_connection(response):
         return
 
 
@@ -351,10 +351,10 @@ def status_text(response: BaseHTTPResponse) -> str:
     return " ".join(filter(None, (f"status {response.status}", response.reason)))
 
 
-def failure_words(error: Exception, patience: Patience) -> str:
+def describe_failure(error: Exception, patience: Patience) -> str:
     """Describe a failed request without addresses, which may contain signatures."""
     if isinstance(error, failures.ProxyError) and error.original_error is not None:
-        return f"at the proxy: {failure_words(error.original_error, patience)}"
+        return f"at the proxy: {describe_failure(error.original_error, patience)}"
     if isinstance(error, failures.NameResolutionError):
         return "the host does not exist"
     # In urllib3, the class of refused connections is derived from that of timeouts.
@@ -441,7 +441,7 @@ class Budget:
         with self._lock:
             self.answered += 1
 
-    def allows_another(self) -> bool:
+    def may_retry(self) -> bool:
         """Count a failed attempt, and return whether another one may follow."""
         with self._lock:
             self.failed += 1
@@ -472,7 +472,9 @@ class Attempts:
         if received < _PROGRESS:
             self.failed(got)
 
-    def failed(self, got: str, asked: float | None = None, limit: int | None = None, hint: str = "") -> None:
+    def failed(
+        self, got: str, retry_after: float | None = None, limit: int | None = None, hint: str = ""
+    ) -> None:
         """Wait until another attempt may start.
 
         Args:
@@ -486,19 +488,19 @@ class Attempts:
         """
         self._made += 1
         limit = min(limit or self.patience.attempts, self.patience.attempts)
-        if asked is not None and asked > self.patience.longest_wait:
-            got = f"{got}, and a request to wait {asked:,.0f} s"
+        if retry_after is not None and retry_after > self.patience.longest_wait:
+            got = f"{got}, and a request to wait {retry_after:,.0f} s"
             raise self._error(got + attempts_suffix(self._made), "run the command again after that time")
         if self._made >= limit:
             hint = hint or f"check the address and the network, then {retry_term()}"
             raise self._error(got + attempts_suffix(self._made), hint)
-        if not self._budget.allows_another():
+        if not self._budget.may_retry():
             budget = self._budget
             got += attempts_suffix(self._made)
             got = f"{got}; {budget.failed} requests failed and {budget.answered} succeeded"
             raise self._error(got, "the server or the network is unreliable: run the command again later")
         backoff = self.patience.first_wait * 2 ** (self._made - 1) * random.uniform(0.5, 1)
-        seconds = max(asked or 0, backoff)
+        seconds = max(retry_after or 0, backoff)
         failed = "attempt %s to %s %s failed (%s); the next is in %.1f s"
         log_detail(failed, self._made, self.doing, self.location, got, seconds)
         time.sleep(seconds)

@@ -14,21 +14,28 @@ from ckpttools.core.errors import CheckpointError, FormatError, SourceChangedErr
 from ckpttools.core.message_terms import retry_term
 from ckpttools.stores.base import File, Store
 from ckpttools.stores.block_cache import BlockCache, ByteCache, is_document
-from ckpttools.stores.concurrency import MOST, USUAL, requested_concurrency
+from ckpttools.stores.concurrency import DEFAULT_CONCURRENCY, MOST, requested_concurrency
 from ckpttools.stores.contents import WrongLengthError
-from ckpttools.stores.costs import FAR, Costs, Traffic
-from ckpttools.stores.web.client import Attempts, Client, closing, discard, failure_words, status_text
+from ckpttools.stores.costs import REMOTE_COST, Costs, Traffic
+from ckpttools.stores.web.client import (
+    Attempts,
+    Client,
+    describe_failure,
+    discard,
+    release_connection,
+    status_text,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 # Size of the first read: the header of a shard with two thousand tensors, together with its 8-byte length.
 HEAD = 256 << 10
-_KEPT = 32 << 20
+_CACHE_BYTES = 32 << 20
 # Maximum bytes to receive from a server that sends only complete files.
-_MOST_WASTED = 1 << 20
+_MAX_WASTED = 1 << 20
 # Size of a read call to urllib3, which allocates a buffer of this size.
-_AT_ONCE = 256 << 10
+_READ_BYTES = 256 << 10
 # Number of bytes that 100 MB/s transfer in 20 ms.
 GAP = 2 << 20
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")
@@ -106,13 +113,16 @@ class WebStore(Store):
 
     def __init__(self) -> None:
         self.client = Client()
-        self.kept: ByteCache[tuple[str, str]] = ByteCache(_KEPT)
+        self.kept: ByteCache[tuple[str, str]] = ByteCache(_CACHE_BYTES)
         self.blocks = BlockCache(self.kept)
 
     @property
     def costs(self) -> Costs:
         requests = max(requested_concurrency() or 0, MOST)
-        return Costs(requested_concurrency() or USUAL, self.client.reads.memory + _KEPT + requests * _AT_ONCE)
+        return Costs(
+            requested_concurrency() or DEFAULT_CONCURRENCY,
+            self.client.reads.memory + _CACHE_BYTES + requests * _READ_BYTES,
+        )
 
     @property
     def traffic(self) -> Traffic:
@@ -130,7 +140,7 @@ class WebStore(Store):
     def refusal(self, key: str, response: BaseHTTPResponse) -> CheckpointError:
         """Return the error for an unsuccessful response."""
 
-    def check_answer(self, file: WebFile, response: BaseHTTPResponse) -> None:
+    def check_response(self, file: WebFile, response: BaseHTTPResponse) -> None:
         """Raise SourceChangedError if a response or redirect shows that the file has changed."""
         return
 
@@ -151,7 +161,7 @@ class WebFile(File):
     """
 
     gap: ClassVar[int] = GAP
-    price: ClassVar[int] = FAR
+    price: ClassVar[int] = REMOTE_COST
     __slots__ = ("_pinned", "has_version", "key", "path", "size", "store", "version")
 
     def __init__(
@@ -218,9 +228,9 @@ class WebFile(File):
         is_read_whole = is_document(self.key, self.size)
         length = self.size if is_read_whole else min(self.size, HEAD)
         if len(head) < length and stop <= length and (offset == 0 or is_read_whole):
-            built = bytearray(length)
-            self._fill(0, memoryview(built))
-            head = bytes(built)
+            result = bytearray(length)
+            self._fill(0, memoryview(result))
+            head = bytes(result)
             # Without a version, a change of the file would not be noticed.
             if self.has_version:
                 self.store.kept.put(name, head)
@@ -232,41 +242,41 @@ class WebFile(File):
     def _fetch(self, offset: int, length: int) -> bytearray:
         """Read a range, continuing truncated responses with further requests."""
         client, done = self.store.client, 0
-        built = bytearray(length)
-        attempts, target = client.attempts(self.path), memoryview(built)
+        result = bytearray(length)
+        attempts, target = client.attempts(self.path), memoryview(result)
         while done < length:
-            response, skipped = self._answer(offset + done, offset + length, attempts)
+            response, skipped = self._request_bytes(offset + done, offset + length, attempts)
             before, got = done, "a truncated response"
             try:
-                with closing(response):
+                with release_connection(response):
                     _skip(response, skipped)
-                    while done < length and (count := response.readinto(target[done:][:_AT_ONCE])):
+                    while done < length and (count := response.readinto(target[done:][:_READ_BYTES])):
                         done += count
             except (failures.HTTPError, OSError) as error:
-                got = failure_words(error, client.patience)
+                got = describe_failure(error, client.patience)
             client.meter.add(nbytes=done - before)
             if done < length:
                 attempts.cut(done - before, got)
-        return built
+        return result
 
-    def _answer(self, start: int, stop: int, attempts: Attempts) -> tuple[BaseHTTPResponse, int]:
+    def _request_bytes(self, start: int, stop: int, attempts: Attempts) -> tuple[BaseHTTPResponse, int]:
         """Return a response whose body contains the bytes from `start`, and the number of preceding bytes."""
-        response, pinned = self._asked(start, stop, attempts)
+        response, pinned = self._request_range(start, stop, attempts)
         try:
             if response.status == 206:
                 self._check_range(response, start, pinned)
                 return response, 0
             if response.status == 200:
-                self._check_whole(response, start, stop, pinned)
+                self._check_complete_response(response, start, stop, pinned)
                 return response, start
             if response.status in (412, 416):
-                raise self._changed_to(response)
-            raise self._refused(response)
+                raise self._changed_error(response)
+            raise self._error_of(response)
         except CheckpointError:
             response.close()
             raise
 
-    def _asked(self, start: int, stop: int, attempts: Attempts) -> tuple[BaseHTTPResponse, _Pinned]:
+    def _request_range(self, start: int, stop: int, attempts: Attempts) -> tuple[BaseHTTPResponse, _Pinned]:
         """Send a GET for a range to the last known address or, if necessary, to a new one."""
         client, store, pinned = self.store.client, self.store, self._pinned
         if pinned.address is not None:
@@ -281,7 +291,7 @@ class WebFile(File):
             store.url(self.key),
             lambda url: self._headers(url, start, stop, renewed),
             attempts,
-            lambda answer: store.check_answer(self, answer),
+            lambda answer: store.check_response(self, answer),
         )
         return response, renewed._replace(address=address)
 
@@ -301,11 +311,13 @@ class WebFile(File):
             )
         self._check_same(response, int(match[3]) if match[3] != "*" else self.size, pinned)
 
-    def _check_whole(self, response: BaseHTTPResponse, start: int, stop: int, pinned: _Pinned) -> None:
+    def _check_complete_response(
+        self, response: BaseHTTPResponse, start: int, stop: int, pinned: _Pinned
+    ) -> None:
         """Check a response without a range: the file has changed, or the server does not support ranges."""
         length = length_in(response.headers.get("Content-Length", ""))
         self._check_same(response, self.size if length is None else length, pinned)
-        if start + self.size - stop > _MOST_WASTED or response.headers.get("Content-Encoding"):
+        if start + self.size - stop > _MAX_WASTED or response.headers.get("Content-Encoding"):
             raise StorageError(
                 f"{self.path} cannot be read by ranges",
                 got="the complete file in response to a range request",
@@ -317,10 +329,10 @@ class WebFile(File):
         result = Validator.of(response)
         first = pinned.validator if pinned.validator and pinned.validator.version else result
         if not first.is_confirmed_by(result):
-            raise self._changed_to(response)
+            raise self._changed_error(response)
         if size != self.size:
             if not (first.version and result.version):
-                raise self._changed_to(response)
+                raise self._changed_error(response)
             raise WrongLengthError(
                 f"{self.path}: the server reports different lengths for the file",
                 got=f"{size} bytes",
@@ -329,14 +341,14 @@ class WebFile(File):
             )
         self._pinned = _Pinned(pinned.address, first)
 
-    def _changed_to(self, response: BaseHTTPResponse) -> SourceChangedError:
+    def _changed_error(self, response: BaseHTTPResponse) -> SourceChangedError:
         self.store.forget(self.key)
         stated = response.headers.get("Content-Range", "").rpartition("/")[2]
         size = stated if response.status != 200 else response.headers.get("Content-Length", "")
         version = Validator.of(response).version
         return self.changed(", ".join(filter(None, (f"{size} bytes" if size else "", version))) or "another")
 
-    def _refused(self, response: BaseHTTPResponse) -> CheckpointError:
+    def _error_of(self, response: BaseHTTPResponse) -> CheckpointError:
         if response.status in (404, 410):
             self.store.forget(self.key)
             hint = "it was removed during the command; list its directory"
@@ -345,5 +357,5 @@ class WebFile(File):
 
 
 def _skip(response: BaseHTTPResponse, nbytes: int) -> None:
-    while nbytes > 0 and (data := response.read(min(nbytes, _AT_ONCE))):
+    while nbytes > 0 and (data := response.read(min(nbytes, _READ_BYTES))):
         nbytes -= len(data)

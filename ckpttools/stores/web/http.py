@@ -55,14 +55,14 @@ MODEL_NAMES = (
 )
 # How long results are cached, in seconds. Opening a checkpoint requests the same names again and again.
 # Opened files are always checked again after they have been read.
-_REMEMBERED = 60.0
+_STATE_SECONDS = 60.0
 _LARGEST_PAGE = 64 << 20
 _FILE_SUFFIX = re.compile(r".\.[A-Za-z]{2,}$")
 _HUB = frozenset(("huggingface.co", "www.huggingface.co", "hf.co"))
 # Response statuses of servers that do not support HEAD.
 _NO_HEAD = frozenset((400, 403, 405, 501))
-_FOUND = frozenset((200, 206, 416))
-_NOTHING = frozenset((401, 403, 404, 410))
+_FOUND_STATUSES = frozenset((200, 206, 416))
+_MISSING_STATUSES = frozenset((401, 403, 404, 410))
 
 
 class _KeyState(NamedTuple):
@@ -119,7 +119,7 @@ class HttpStore(WebStore):
         return f"{self.scheme}://{'…@' * bool(login)}{host}{slash}{path}{'?…' * bool(query)}"
 
     def stat(self, key: str) -> Status | None:
-        return self._look(key).status
+        return self._key_state(key).status
 
     def list(self, key: str) -> Iterable[DirEntry]:
         result = self.stat(key)
@@ -140,18 +140,18 @@ class HttpStore(WebStore):
         return self._directory(key).is_complete
 
     def open(self, key: str, result: Status | None = None) -> WebFile:
-        looked = self._look(key)
-        status = looked.status
+        state = self._key_state(key)
+        status = state.status
         if status is None or status.kind is not FileKind.FILE:
             got = "a directory" if status else "it does not exist"
             raise FormatError(f"cannot inspect {self.uri(key)}", got=got)
-        return WebFile(self, key, status.size, status.version, looked.validator)
+        return WebFile(self, key, status.size, status.version, state.validator)
 
     def write_alternative(self, key: str) -> str:
         return "write to a local directory, and copy that to the server"
 
     def is_unchanged(self, file: WebFile) -> bool:
-        status, validator, _ = self._asked(file.key)
+        status, validator, _ = self._request_state(file.key)
         is_told = bool(file.has_version or validator.version)
         return (
             status is not None
@@ -161,14 +161,17 @@ class HttpStore(WebStore):
 
     def forget(self, key: str) -> None:
         self._looked.pop(key, None)
-        self._directories.pop(_above(key), None)
+        self._directories.pop(_parent_key(key), None)
 
     def refusal(self, key: str, response: BaseHTTPResponse) -> CheckpointError:
         location, got = self.uri(key), status_text(response)
         if response.status == 407:
-            what, hint = "the proxy refuses the request", "export HTTPS_PROXY=http://NAME:PASSWORD@HOST:PORT"
+            failure, hint = (
+                "the proxy refuses the request",
+                "export HTTPS_PROXY=http://NAME:PASSWORD@HOST:PORT",
+            )
             return StorageError(
-                what, location=location, got=got, expected="valid credentials for the proxy", hint=hint
+                failure, location=location, got=got, expected="valid credentials for the proxy", hint=hint
             )
         if response.status not in (401, 403):
             return StorageError(f"cannot read {location}", got=got)
@@ -181,28 +184,28 @@ class HttpStore(WebStore):
         known = f"with the stored login {login}" if login else f"without a login for {host}"
         return StorageError(f"access to {location} is denied", got=f"{got}, {known}", hint=hint)
 
-    def _look(self, key: str) -> _KeyState:
+    def _key_state(self, key: str) -> _KeyState:
         """Return the state of a key, from the listing of its parent directory if possible."""
         result = self._looked.get(key)
-        if result is None or result.time + _REMEMBERED < time.monotonic():
+        if result is None or result.time + _STATE_SECONDS < time.monotonic():
             _check(key, self.uri(key))
-            result = self._found(key)
+            result = self._request_found(key)
             self._looked[key] = result
         return result
 
-    def _found(self, key: str) -> _KeyState:
-        above = self._looked.get(_above(key))
+    def _request_found(self, key: str) -> _KeyState:
+        above = self._looked.get(_parent_key(key))
         if "/" not in key or above is None:
-            return self._asked(key)
+            return self._request_state(key)
         if above.status is None or above.status.kind is not FileKind.DIRECTORY:
-            return _nothing()
-        directory = self._directory(_above(key))
+            return _missing_state()
+        directory = self._directory(_parent_key(key))
         kind = directory.kinds.get(key.rpartition("/")[2])
         if kind is FileKind.DIRECTORY:
-            return _looked(Status(kind))
+            return _state_from_status(Status(kind))
         if kind is FileKind.FILE:
-            return self._read_weights_head(key) or self._asked(key, is_file=True)
-        return _nothing() if directory.is_complete else self._probe(key)
+            return self._read_weights_head(key) or self._request_state(key, is_file=True)
+        return _missing_state() if directory.is_complete else self._probe(key)
 
     def _read_weights_head(self, key: str) -> _KeyState | None:
         """Request the start of a weights file, which returns length, version and header in one request.
@@ -220,32 +223,32 @@ class HttpStore(WebStore):
         if response.status != 206 or not is_begun or _size(response) is None:
             response.close()
             return None
-        looked, start = self._file(key, response), self.client.start_of(response, HEAD)
-        if looked.status and looked.validator.version:
-            self.kept.put((key, looked.status.version), _header(start))
-        return looked
+        file, start = self._file(key, response), self.client.start_of(response, HEAD)
+        if file.status and file.validator.version:
+            self.kept.put((key, file.status.version), _header(start))
+        return file
 
-    def _asked(self, key: str, is_file: bool = False) -> _KeyState:
+    def _request_state(self, key: str, is_file: bool = False) -> _KeyState:
         """Request the state of a key that the user named.
 
         Raises:
             StorageError: The server does not report the state.
         """
-        response, url = self._answer(key, _NO_HEAD)
+        response, url = self._request_headers(key, _NO_HEAD)
         if "/" not in key or (url.endswith("/") and response.status in (200, 401, 403)):
-            return _looked(Status(FileKind.DIRECTORY))
-        if response.status in _FOUND:
+            return _state_from_status(Status(FileKind.DIRECTORY))
+        if response.status in _FOUND_STATUSES:
             if is_file or not _is_page(response, key):
                 return self._file(key, response)
             if self._directory(key).kinds or self._directory(key).is_complete:
-                return _looked(Status(FileKind.DIRECTORY))
+                return _state_from_status(Status(FileKind.DIRECTORY))
             raise self._page_error(key, response)
         # Buckets respond with 403 for missing files if the client may not list them.
         may_be = not is_file and not _FILE_SUFFIX.search(key.rpartition("/")[2])
-        if response.status in _NOTHING and may_be and self._directory(key).kinds:
-            return _looked(Status(FileKind.DIRECTORY))
+        if response.status in _MISSING_STATUSES and may_be and self._directory(key).kinds:
+            return _state_from_status(Status(FileKind.DIRECTORY))
         if response.status in (404, 410):
-            return _nothing()
+            return _missing_state()
         raise self.refusal(key, response)
 
     def _page_error(self, key: str, response: BaseHTTPResponse) -> StorageError:
@@ -259,16 +262,16 @@ class HttpStore(WebStore):
 
     def _probe(self, key: str) -> _KeyState:
         """Request the state of a key that the user did not name; same errors as `_asked`."""
-        response, _ = self._answer(key, frozenset((405, 501)))
+        response, _ = self._request_headers(key, frozenset((405, 501)))
         # Applications and login services return a page for every name.
         is_page = _is_page(response, key)
-        if response.status in _FOUND and not is_page:
+        if response.status in _FOUND_STATUSES and not is_page:
             return self._file(key, response)
-        if response.status in _NOTHING or is_page:
-            return _nothing()
+        if response.status in _MISSING_STATUSES or is_page:
+            return _missing_state()
         raise self.refusal(key, response)
 
-    def _answer(self, key: str, no_head: Container[int]) -> tuple[BaseHTTPResponse, str]:
+    def _request_headers(self, key: str, no_head: Container[int]) -> tuple[BaseHTTPResponse, str]:
         """Request the headers of a file; return the response and its final URL.
 
         Args:
@@ -302,11 +305,11 @@ class HttpStore(WebStore):
         # interrupted conversion starts over.
         version = validator.version or f"unknown version ({secrets.token_hex(4)})"
         status = Status(FileKind.FILE, size, version, modified=_nanoseconds(validator.modified))
-        return _looked(status, validator)
+        return _state_from_status(status, validator)
 
     def _directory(self, key: str) -> _DirectoryListing:
         result = self._directories.get(key)
-        if result is not None and result.time + _REMEMBERED >= time.monotonic():
+        if result is not None and result.time + _STATE_SECONDS >= time.monotonic():
             return result
         if self._listing_names(key) is None:
             self._directories[key] = _DirectoryListing(self._find_model_names(key), False, time.monotonic())
@@ -331,10 +334,10 @@ class HttpStore(WebStore):
         """Return the usual names of model files that exist, and the shards in their index."""
         start = f"{key}/"
         result = map_concurrently(self, lambda name: self._probe(start + name), MODEL_NAMES)
-        there = {name: looked for name, looked in zip(MODEL_NAMES, result, strict=True) if looked.status}
-        self._looked |= {start + name: looked for name, looked in there.items()}
-        shards = self._shards(start + _INDEX) if _INDEX in there else []
-        return dict.fromkeys((*there, *shards), FileKind.FILE)
+        found = {name: state for name, state in zip(MODEL_NAMES, result, strict=True) if state.status}
+        self._looked |= {start + name: state for name, state in found.items()}
+        shards = self._shards(start + _INDEX) if _INDEX in found else []
+        return dict.fromkeys((*found, *shards), FileKind.FILE)
 
     def _shards(self, key: str) -> Iterable[str]:
         """Return the names in an index; empty if it is malformed, which its reader reports."""
@@ -356,12 +359,12 @@ def _header(start: bytes) -> bytes:
     return start[: max(_SHORTEST, 8 + int.from_bytes(start[:8], "little"))]
 
 
-def _looked(status: Status | None, validator: Validator | None = None) -> _KeyState:
+def _state_from_status(status: Status | None, validator: Validator | None = None) -> _KeyState:
     return _KeyState(status, validator or Validator(), time.monotonic())
 
 
-def _nothing() -> _KeyState:
-    return _looked(None)
+def _missing_state() -> _KeyState:
+    return _state_from_status(None)
 
 
 def _check(key: str, location: str) -> None:
@@ -381,7 +384,7 @@ def _check(key: str, location: str) -> None:
         )
 
 
-def _above(key: str) -> str:
+def _parent_key(key: str) -> str:
     return key.rpartition("/")[0]
 
 

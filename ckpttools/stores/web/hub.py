@@ -23,7 +23,7 @@ from ckpttools.stores.contents import Content, Contents
 from ckpttools.stores.costs import Streams
 from ckpttools.stores.fetching import Observe
 from ckpttools.stores.sharing import RepositoryOptions
-from ckpttools.stores.web.client import redirected, without_secrets
+from ckpttools.stores.web.client import resolve_redirect, without_secrets
 from ckpttools.stores.web.file import WebFile, WebStore
 from ckpttools.stores.web.hub_cache import (
     CachedFile,
@@ -49,10 +49,10 @@ if TYPE_CHECKING:
     from ckpttools.stores.web.hub_staging import HubStaging
 
 _LARGEST_ANSWER = 64 << 20
-_MOST_PAGES = 1000
+_MAX_PAGES = 1000
 # Weights are fetched explicitly; the other files that a command reads are small.
 _WEIGHTS = ".safetensors"
-_OF_REPOSITORIES = (".*", "README.md", "LICENSE*", "NOTICE*")
+_REPOSITORY_FILES = (".*", "README.md", "LICENSE*", "NOTICE*")
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
@@ -95,7 +95,7 @@ class HubStore(WebStore):
     def __init__(self) -> None:
         super().__init__()
         self.cached: dict[str, CachedFile] = {}
-        self._looked_into: set[str] = set()
+        self._decode_fault: set[str] = set()
         self._sharing = RepositoryOptions()
         self._lock = threading.Lock()
         self._snapshots: dict[tuple[str, str], Snapshot] = {}
@@ -132,9 +132,9 @@ class HubStore(WebStore):
 
     def walk(self, key: str) -> Iterator[tuple[str, Status]]:
         """See `SupportsWalk`. The listing contains all names."""
-        return ((path, entry.status) for path, entry in self._below(key))
+        return ((path, entry.status) for path, entry in self._iter_below(key))
 
-    def _below(self, key: str) -> Iterator[tuple[str, Entry]]:
+    def _iter_below(self, key: str) -> Iterator[tuple[str, Entry]]:
         self.list(key)
         name = HubName.of(key)
         start = f"{name.path}/" if name.path else ""
@@ -149,7 +149,7 @@ class HubStore(WebStore):
         alone = snapshot.files.get(name.path)
         if name.path not in (*snapshot.files, *snapshot.names):
             raise self.absence_reason(key)
-        files = {"": alone} if alone else dict(self._below(key))
+        files = {"": alone} if alone else dict(self._iter_below(key))
         unnamed = next((path for path, item in files.items() if not _DIGEST.fullmatch(item.version)), None)
         if unnamed is not None:
             raise StorageError(
@@ -171,7 +171,7 @@ class HubStore(WebStore):
             raise FormatError(f"cannot inspect {self.uri(key)}", got=got, hint=hint)
         copy = self._copy(key, entry)
         if copy is None and not name.path.endswith(_WEIGHTS):
-            self._looked_into.add(key)
+            self._decode_fault.add(key)
         return copy or HubFile(self, key, entry.size, entry.version)
 
     def _copy(self, key: str, entry: Entry) -> CachedFile | None:
@@ -182,9 +182,9 @@ class HubStore(WebStore):
         """See `SupportsFetch`. Fills the `huggingface_hub` cache, also with other files except weights."""
         read = {file.key for file in files if isinstance(file, HubFile)}
         repos = {HubName.of(key).repo for key in read}
-        keys = read | {key for key in self._looked_into if HubName.of(key).repo in repos}
+        keys = read | {key for key in self._decode_fault if HubName.of(key).repo in repos}
         self._find_copies(keys)
-        expected = [self._expected(key) for key in sorted(keys - self.cached.keys())]
+        expected = [self._expected_file(key) for key in sorted(keys - self.cached.keys())]
         if expected and _constants().HF_HUB_OFFLINE:
             raise StorageError(
                 f"{expected[0].location} is not in the cache",
@@ -195,7 +195,7 @@ class HubStore(WebStore):
             fetch(
                 expected,
                 self._endpoint,
-                lambda item, answer: read_error(self._asked(item.key), answer),
+                lambda item, answer: read_error(self._new_request(item.key), answer),
                 observe,
             )
             self._find_copies(keys)
@@ -211,7 +211,7 @@ class HubStore(WebStore):
         name = HubName.of(key)
         return self._snapshot(name).files[name.path]
 
-    def _expected(self, key: str) -> ExpectedFile:
+    def _expected_file(self, key: str) -> ExpectedFile:
         name, entry = HubName.of(key), self._entry(key)
         commit = self._snapshot(name).commit
         return ExpectedFile(
@@ -241,19 +241,21 @@ class HubStore(WebStore):
 
     def headers(self, url: str) -> Mapping[str, str]:
         """Return the token only for the Hub: signed addresses elsewhere contain their own authorization."""
-        hub, asked = urlsplit(self._endpoint), urlsplit(url)
-        token = _token() if (hub.scheme, hub.netloc) == (asked.scheme, asked.netloc) else None
+        hub, target = urlsplit(self._endpoint), urlsplit(url)
+        token = _token() if (hub.scheme, hub.netloc) == (target.scheme, target.netloc) else None
         return {"Authorization": f"Bearer {token}"} if token else {}
 
-    def check_answer(self, file: WebFile, response: BaseHTTPResponse) -> None:
+    def check_response(self, file: WebFile, response: BaseHTTPResponse) -> None:
         linked = response.headers.get("X-Linked-Etag", "").removeprefix("W/").strip('"')
         if linked and linked != file.version:
             raise file.changed(linked)
 
     def refusal(self, key: str, response: BaseHTTPResponse) -> CheckpointError:
-        return read_error(self._asked(key), Answer(response.status, response.reason or "", response.headers))
+        return read_error(
+            self._new_request(key), Answer(response.status, response.reason or "", response.headers)
+        )
 
-    def _asked(self, key: str) -> HubRequest:
+    def _new_request(self, key: str) -> HubRequest:
         name = HubName.of(key)
         page = self._page(name)
         return HubRequest(self.uri(key), name.repo, name.revision, page, bool(self.headers(self._endpoint)))
@@ -262,9 +264,9 @@ class HubStore(WebStore):
 
     def shared(self, sharing: RepositoryOptions) -> HubStore:
         """See `SupportsSharing`."""
-        built = copy(self)
-        built._sharing = sharing
-        return built
+        result = copy(self)
+        result._sharing = sharing
+        return result
 
     def staging(self, key: str, overwrite: bool, check_replaced: Callable[[], None]) -> HubStaging:
         """See `SupportsPublishing`."""
@@ -279,7 +281,7 @@ class HubStore(WebStore):
     def is_of_repository(self, path: str) -> bool:
         """See `SupportsSharing`."""
         name = path.rpartition("/")[2]
-        return matches_any(name, _OF_REPOSITORIES)
+        return matches_any(name, _REPOSITORY_FILES)
 
     def unfinished(self, key: str) -> None:
         """See `SupportsPublishing`. Nothing is visible before it is complete."""
@@ -312,11 +314,11 @@ class HubStore(WebStore):
         known = name.repo, name.revision
         with self._lock:
             if known not in self._snapshots:
-                result = self._found(name)
+                result = self._find_snapshot(name)
                 self._snapshots[known] = self._snapshots[name.repo, result.commit] = result
             return self._snapshots[known]
 
-    def _found(self, name: HubName) -> Snapshot:
+    def _find_snapshot(self, name: HubName) -> Snapshot:
         if _constants().HF_HUB_OFFLINE:
             return cached_snapshot(name.repo, name.revision or "main")
         commit = name.revision
@@ -328,7 +330,7 @@ class HubStore(WebStore):
             commit = str(declared.get("sha")) if isinstance(declared, dict) else ""
         url: str | None = f"{self._endpoint}/api/models/{name.repo}/tree/{commit}?recursive=true"
         files: dict[str, Entry] = {}
-        for _ in range(_MOST_PAGES):
+        for _ in range(_MAX_PAGES):
             if url is None:
                 return Snapshot(commit, files)
             declared, url = self._request_json(name, url)
@@ -342,7 +344,7 @@ class HubStore(WebStore):
                 path = str(item.get("path")) if isinstance(item, dict) else ""
                 if is_inside(path) and is_plain(path) and is_text(path) and item.get("type") == "file":
                     files[path] = _entry(item)
-        raise StorageError(f"cannot list {self.uri(name.repo)}", got=f"more than {_MOST_PAGES} pages")
+        raise StorageError(f"cannot list {self.uri(name.repo)}", got=f"more than {_MAX_PAGES} pages")
 
     def _request_json(self, name: HubName, url: str) -> tuple[Any, str | None]:
         """Request JSON from the Hub's API; return it with the URL of the next page."""
@@ -354,12 +356,12 @@ class HubStore(WebStore):
             at = f"@{name.revision}" if name.revision else ""
             raise self.refusal(name.repo + at, response)
         try:
-            declared = json.loads(body)
+            document = json.loads(body)
         except (ValueError, RecursionError) as error:
             raise StorageError(
                 f"cannot read {location}", got="a response that is not JSON", hint="check HF_ENDPOINT"
             ) from error
-        return declared, _next_page(url, response)
+        return document, _next_page(url, response)
 
     def _page(self, name: HubName) -> str:
         return f"{without_secrets(self._endpoint)}/{name.repo}"
@@ -403,7 +405,7 @@ def _next_page(url: str, response: BaseHTTPResponse) -> str | None:
     for link in response.headers.get("Link", "").split(","):
         address, _, relation = link.partition(";")
         if 'rel="next"' in relation:
-            return redirected(url, address.strip().strip("<>"), url)
+            return resolve_redirect(url, address.strip().strip("<>"), url)
     return None
 
 

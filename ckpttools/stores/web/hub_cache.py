@@ -167,8 +167,8 @@ def cached_snapshot(repo: str, revision: str) -> Snapshot:
         ) from error
     result = (Path(above) / name for above, _, names in os.walk(folder) for name in names)
     # Skip broken links, whose blobs were removed, and link cycles.
-    there = (path for path in result if path.is_file())
-    return Snapshot(folder.name, {path.relative_to(folder).as_posix(): _entry(path) for path in there})
+    files = (path for path in result if path.is_file())
+    return Snapshot(folder.name, {path.relative_to(folder).as_posix(): _entry(path) for path in files})
 
 
 def _entry(path: Path) -> Entry:
@@ -292,7 +292,7 @@ def _fetch_file(
 
     bar: Any = partial(_TqdmBar, add)
     progress.add(0)
-    with _converted_errors(expected, explain):
+    with _convert_errors(expected, explain):
         known = try_to_load_from_cache(expected.repo, expected.path, revision=expected.commit)
         path = hf_hub_download(
             expected.repo,
@@ -339,7 +339,7 @@ def _check_room(nbytes: int) -> None:
 
 
 @contextmanager
-def _converted_errors(expected: ExpectedFile, explain: Explain) -> Iterator[None]:
+def _convert_errors(expected: ExpectedFile, explain: Explain) -> Iterator[None]:
     """Convert errors from `huggingface_hub` and its dependencies."""
     from huggingface_hub.errors import HfHubHTTPError
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from ckpttools.core.budget import format_size
 from ckpttools.core.errors import CheckpointError, SourceChangedError, StorageError, UsageError
 from ckpttools.core.message_terms import retry_term
-from ckpttools.stores.web.client import FAILURES, attempts_suffix, failure_words
+from ckpttools.stores.web.client import FAILURES, attempts_suffix, describe_failure
 from ckpttools.stores.web.hub_repository import SAMPLE_BYTES, Blob, BusyError, Repository
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ class HubStream:
                 return
             piece = bytes(data[start : start + PIECE_BYTES])
             self._hasher.update(piece)
-            held, self._held = self._held, piece
-            self._kept(held)
+            previous, self._held = self._held, piece
+            self._record_piece(previous)
 
     def ended(self) -> Exception | None:
         """Wait until the storage has the file; return the error, or None on success."""
@@ -77,7 +77,7 @@ class HubStream:
                 expected=f"SHA-256 {self._blob.sha256}",
                 hint=f"wait until no process writes to the source, then {retry_term()}",
             )
-        self._kept(self._held)
+        self._record_piece(self._held)
         if self._error is None:
             try:
                 self._repository.complete(self._path, self._blob, self._target, self._tags)
@@ -92,7 +92,7 @@ class HubStream:
             self._part.give_up()
             self._part = None
 
-    def _kept(self, piece: bytes) -> None:
+    def _record_piece(self, piece: bytes) -> None:
         if self._error is not None:
             return
         try:
@@ -105,9 +105,9 @@ class HubStream:
             if self._part is None:
                 url, self._left = next(self._parts)
                 self._part = _UploadPart(self._repository, url, self._target, self._left)
-            now, piece = piece[: self._left], piece[self._left :]
-            self._part.write(now)
-            self._left -= len(now)
+            chunk, piece = piece[: self._left], piece[self._left :]
+            self._part.write(chunk)
+            self._left -= len(chunk)
             if not self._left:
                 part, self._part = self._part, None
                 self._tags.append(self._repository.checked(self._path, part.answer()))
@@ -120,7 +120,7 @@ class HubStream:
         location = f"{self._repository.location}/{self._path}"
         return StorageError(
             f"cannot upload {location}",
-            got=failure_words(self._error, self._repository.client.patience) + attempts_suffix(attempts),
+            got=describe_failure(self._error, self._repository.client.patience) + attempts_suffix(attempts),
             hint=f"check the network, then {retry_term()}: uploaded files are not sent again",
         )
 
@@ -187,7 +187,7 @@ class _UploadPart:
 KEPT_BYTES = 4 << 20
 MEMORY = KEPT_BYTES + (WAITING + 4) * PIECE_BYTES
 """Memory of a group of tasks in bytes, in addition to the data being produced."""
-_MOST_SMALL_BYTES = 32 << 20
+_MAX_SMALL_BYTES = 32 << 20
 _ZEROS = memoryview(bytes(1 << 20))
 # Each attempt produces all bytes of a group again.
 _ATTEMPTS = 3
@@ -230,11 +230,11 @@ class HubDataFiles:
 
     def write_passes(self, group: int) -> Generator[HubSink]:
         """Yield a sink for digests and, if the Hub lacks any of the files, one that sends those."""
-        looked = _Digests()
-        sink = HubSink(self, group, looked.begun, lambda: True)
+        digests = _Digests()
+        sink = HubSink(self, group, digests.begun, lambda: True)
         yield sink
         sink.fill()
-        missing = self.take({path: item.blob() for path, item in looked.files.items()})
+        missing = self.take({path: item.blob() for path, item in digests.files.items()})
         for attempt in range(1, _ATTEMPTS + 1):
             if not missing:
                 return
@@ -270,12 +270,12 @@ class HubDataFiles:
     def _check_small(self) -> None:
         """Raise UsageError if the small files for the commit would take too much memory."""
         nbytes = sum(map(len, self.small.values()))
-        if nbytes > _MOST_SMALL_BYTES:
+        if nbytes > _MAX_SMALL_BYTES:
             raise UsageError(
                 f"{self._repository.location} would need too large a commit: only large files "
                 "go to the Hub's storage",
                 got=f"{len(self.small)} small files of {format_size(nbytes)} so far",
-                expected=f"at most {format_size(_MOST_SMALL_BYTES)} in small files",
+                expected=f"at most {format_size(_MAX_SMALL_BYTES)} in small files",
                 hint="write fewer and larger files: safetensors, or Orbax with its default "
                 "layout, which has no file per chunk",
             )
@@ -374,23 +374,23 @@ class _FileDigest:
         self._hasher = hashlib.sha256()
         self._size = 0
         self._sample = b""
-        self._kept: bytearray | None = bytearray()
+        self._record_piece: bytearray | None = bytearray()
 
     def write(self, data: memoryview) -> None:
         self._hasher.update(data)
         self._size += len(data)
         self._sample += bytes(data[: SAMPLE_BYTES - len(self._sample)])
-        if self._kept is None:
+        if self._record_piece is None:
             return
         if len(data) <= self._group.room:
-            self._kept += data
+            self._record_piece += data
             self._group.room -= len(data)
         else:
-            self._group.room += len(self._kept)
-            self._kept = None
+            self._group.room += len(self._record_piece)
+            self._record_piece = None
 
     def blob(self) -> Blob:
-        content = None if self._kept is None else bytes(self._kept)
+        content = None if self._record_piece is None else bytes(self._record_piece)
         return Blob(self._size, self._hasher.hexdigest(), self._sample, content)
 
 

@@ -71,7 +71,7 @@ class Answer(NamedTuple):
     @property
     def declared(self) -> str:
         """Return the status and the message of the Hub."""
-        words = self.headers.get("X-Error-Message", "") or _words(self.body)
+        words = self.headers.get("X-Error-Message", "") or _error_message(self.body)
         return f"{words} ({self.text})" if words else self.text
 
     @property
@@ -79,18 +79,18 @@ class Answer(NamedTuple):
         return " ".join(filter(None, (f"status {self.status}", self.reason)))
 
 
-_LONGEST_WORDS = 300
+_MAX_MESSAGE_CHARACTERS = 300
 
 
-def _words(body: str) -> str:
+def _error_message(body: str) -> str:
     """Return the message in a body: {"error": "…"}, or XML from the storage."""
     try:
-        declared = json.loads(body)
-        text = str(declared.get("error", "")) if isinstance(declared, dict) else ""
+        document = json.loads(body)
+        text = str(document.get("error", "")) if isinstance(document, dict) else ""
     except (ValueError, RecursionError):
         result = re.search("<Message>(.*?)</Message>", body, re.DOTALL)
         text = result[1] if result else "" if "<" in body else body
-    return " ".join(text.split())[:_LONGEST_WORDS]
+    return " ".join(text.split())[:_MAX_MESSAGE_CHARACTERS]
 
 
 # The Hub's message about an invalid token; status 401 also means a private or missing repository.
@@ -99,47 +99,47 @@ _REJECTED = re.compile(
 )
 
 
-def _is_rejected(asked: HubRequest, answer: Answer) -> bool:
+def _is_rejected(request: HubRequest, answer: Answer) -> bool:
     """Return whether the Hub rejects the token for any request."""
-    is_about_token = asked.has_token and answer.status == 401 and not answer.code
+    is_about_token = request.has_token and answer.status == 401 and not answer.code
     return is_about_token and _REJECTED.search(answer.declared) is not None
 
 
-def read_error(asked: HubRequest, answer: Answer) -> StorageError:
+def read_error(request: HubRequest, answer: Answer) -> StorageError:
     """Return the error for an unsuccessful read."""
-    page, got = asked.page, f"{answer.text}, {asked.identity}"
-    if _is_rejected(asked, answer):
+    page, got = request.page, f"{answer.text}, {request.identity}"
+    if _is_rejected(request, answer):
         return StorageError(
-            f"{asked.hub} does not accept the token",
-            location=asked.location,
+            f"{request.hub} does not accept the token",
+            location=request.location,
             got=answer.declared,
             expected="a valid token: it may be expired, revoked or truncated",
-            hint=f"create one at {asked.hub}/settings/tokens, then `hf auth login`; or unset HF_TOKEN",
+            hint=f"create one at {request.hub}/settings/tokens, then `hf auth login`; or unset HF_TOKEN",
         )
     if answer.code == "GatedRepo":
         return StorageError(
-            f"{asked.repo} is gated: access requires acceptance of its terms",
-            location=asked.location,
+            f"{request.repo} is gated: access requires acceptance of its terms",
+            location=request.location,
             got=got,
             expected="a token of an account that has accepted them",
-            hint=f"{asked.login}accept the terms at {page}, then {retry_term()}",
+            hint=f"{request.login}accept the terms at {page}, then {retry_term()}",
         )
     if answer.code == "RevisionNotFound":
         return AbsentError(
-            f"{asked.repo} has no revision {asked.revision or 'main'}",
-            location=asked.location,
+            f"{request.repo} has no revision {request.revision or 'main'}",
+            location=request.location,
             hint=f"its branches and commits are listed at {page}/commits/main",
         )
     if answer.code == "RepoNotFound" or answer.status in (401, 404):
         return AbsentError(
-            f"model {asked.repo} does not exist, or it is private",
-            location=asked.location,
+            f"model {request.repo} does not exist, or it is private",
+            location=request.location,
             got=got,
-            hint=f"{asked.login}check the name at {page}",
+            hint=f"{request.login}check the name at {page}",
         )
     return StorageError(
-        f"access to {asked.location} is denied",
-        got=f"{answer.headers.get('X-Error-Message') or answer.text}, {asked.identity}",
+        f"access to {request.location} is denied",
+        got=f"{answer.headers.get('X-Error-Message') or answer.text}, {request.identity}",
         hint=f"see {page}",
     )
 
@@ -244,7 +244,7 @@ def refuse_untrusted(error: BaseException, location: str) -> None:
     """
     result = _FAILED.search(f"{error} {error.__cause__} {error.__context__}")
     if result is not None:
-        why = distrust(result[1].strip())
+        reason = distrust(result[1].strip())
         raise StorageError(
-            "the certificate of the Hub is not trusted", location=location, got=why.got, hint=why.hint
+            "the certificate of the Hub is not trusted", location=location, got=reason.got, hint=reason.hint
         ) from error

@@ -22,8 +22,8 @@ from ckpttools.stores.web.client import (
     FAILURES,
     LONGEST_STORING,
     Client,
-    closing,
-    failure_words,
+    describe_failure,
+    release_connection,
     without_secrets,
 )
 from ckpttools.stores.web.hub_errors import (
@@ -39,9 +39,9 @@ from ckpttools.stores.web.hub_errors import (
 _LARGEST_ANSWER = 64 << 20
 SAMPLE_BYTES = 512
 """Size of the sample by which the Hub detects text files, in bytes."""
-_AT_ONCE = 256
+_FILES_PER_REQUEST = 256
 # Number of checks whether a commit was made despite an error.
-_LOOKED = 3
+_MAX_COMMIT_CHECKS = 3
 _LFS = {"Accept": "application/vnd.git-lfs+json", "Content-Type": "application/vnd.git-lfs+json"}
 _JSON = {"Content-Type": "application/json"}
 
@@ -131,25 +131,25 @@ class Repository:
             StorageError: The Hub does not respond, or the revision does not exist.
         """
         try:
-            declared = self._request_json("GET", f"{self._api}/revision/{self._revision}", doing="look at")
+            response = self._request_json("GET", f"{self._api}/revision/{self._revision}", doing="look at")
         except AbsentError as error:
             if "revision" in error.raw.message:
                 raise
             return None
-        return RepositoryHead(str(declared.get("sha", "")), bool(declared.get("private")))
+        return RepositoryHead(str(response.get("sha", "")), bool(response.get("private")))
 
     def latest(self) -> str:
         """Return the message of the last commit; "" if there is none."""
-        declared = self._request_json("GET", f"{self._api}/commits/{self._revision}?limit=1", doing="look at")
+        response = self._request_json("GET", f"{self._api}/commits/{self._revision}?limit=1", doing="look at")
         last = (
-            declared[0] if isinstance(declared, list) and declared and isinstance(declared[0], dict) else {}
+            response[0] if isinstance(response, list) and response and isinstance(response[0], dict) else {}
         )
         return f"{last.get('title', '')}\n{last.get('message', '')}"
 
     @property
     def missing_revision_error(self) -> StorageError:
         """Return the error for a branch that does not exist."""
-        return read_error(self._asked, Answer(404, "", {"X-Error-Code": "RevisionNotFound"}))
+        return read_error(self._new_request, Answer(404, "", {"X-Error-Code": "RevisionNotFound"}))
 
     # -- before the commit
 
@@ -174,7 +174,7 @@ class Repository:
             if response.status_code != 409:
                 text = error.server_message or ""
                 answer = Answer(response.status_code, response.reason_phrase, response.headers, text)
-                raise write_error(self._asked, answer, "create") from error
+                raise write_error(self._new_request, answer, "create") from error
         except Exception as error:  # The HTTP library of `huggingface_hub` can raise anything.
             refuse_untrusted(error, self.location)
             raise StorageError(f"cannot create {self.location}", got=first_line(error)) from error
@@ -190,10 +190,14 @@ class Repository:
         """
         result: dict[str, bool] = {}
         names = list(files)
-        for start in range(0, len(names), _AT_ONCE):
-            asked = [_question(name, files[name]) for name in names[start : start + _AT_ONCE]]
-            declared = self._request_json("POST", f"{self._api}/preupload/{self._revision}", {"files": asked})
-            for item in declared.get("files", ()):
+        for start in range(0, len(names), _FILES_PER_REQUEST):
+            requests = [
+                _preupload_request(name, files[name]) for name in names[start : start + _FILES_PER_REQUEST]
+            ]
+            response = self._request_json(
+                "POST", f"{self._api}/preupload/{self._revision}", {"files": requests}
+            )
+            for item in response.get("files", ()):
                 result[str(item.get("path"))] = item.get("uploadMode") == "lfs"
         return {
             name: blob.content is None or (blob.size > 0 and result.get(name, False))
@@ -214,12 +218,14 @@ class Repository:
             "ref": {"name": self.revision},
         }
         url = f"{self.endpoint}/{self.repo}.git/info/lfs/objects/batch"
-        declared = self._request_json("POST", url, question, _LFS, what=path)
+        response = self._request_json("POST", url, question, _LFS, subject=path)
         try:
-            (result,) = declared["objects"]
+            (result,) = response["objects"]
             if error := result.get("error"):
                 answer = Answer(int(error.get("code", 422)), "", {}, str(error.get("message", "")))
-                raise write_error(self._asked._replace(location=f"{self.location}/{path}"), answer, "upload")
+                raise write_error(
+                    self._new_request._replace(location=f"{self.location}/{path}"), answer, "upload"
+                )
             actions = result.get("actions") or {}
             return _target(actions, blob.size) if "upload" in actions else None
         except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -253,7 +259,9 @@ class Repository:
             raise BusyError(f"cannot upload {self.location}/{path}", got=got, hint=hint)
         if response.status not in (200, 201, 204):
             answer = Answer(response.status, response.reason or "", response.headers, text)
-            raise write_error(self._asked._replace(location=f"{self.location}/{path}"), answer, "upload")
+            raise write_error(
+                self._new_request._replace(location=f"{self.location}/{path}"), answer, "upload"
+            )
         return str(response.headers.get("ETag", ""))
 
     def complete(self, path: str, blob: Blob, target: CommitTarget, tags: Iterable[str]) -> None:
@@ -262,7 +270,7 @@ class Repository:
             parts = [{"partNumber": number, "etag": tag} for number, tag in enumerate(tags, 1)]
             self._request_json("POST", target.complete, {"oid": blob.sha256, "parts": parts}, _LFS, path)
         if target.verify:
-            self._request_json("POST", target.verify, {"oid": blob.sha256, "size": blob.size}, what=path)
+            self._request_json("POST", target.verify, {"oid": blob.sha256, "size": blob.size}, subject=path)
 
     # -- the commit
 
@@ -310,19 +318,19 @@ class Repository:
         body = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
         url = f"{self._api}/commit/{self._revision}"
         try:
-            declared = self._request_json(
+            response = self._request_json(
                 "POST", url, body, {"Content-Type": "application/x-ndjson"}, doing="commit to"
             )
         except StorageError:
             # The commit may exist although its response was lost, or it may appear a little later.
             if not self._was_committed(text):
                 raise
-            declared = {}
-        return str(declared.get("commitOid") or "")
+            response = {}
+        return str(response.get("commitOid") or "")
 
     def _was_committed(self, text: str) -> bool:
         """Return whether the last commit has this text, as far as the Hub responds."""
-        for attempt in range(_LOOKED):
+        for attempt in range(_MAX_COMMIT_CHECKS):
             time.sleep(attempt * 4 * self.client.patience.first_wait)
             with suppress(StorageError):
                 if text in self.latest():
@@ -340,7 +348,7 @@ class Repository:
         return quote(self.revision, safe="")
 
     @property
-    def _asked(self) -> HubRequest:
+    def _new_request(self) -> HubRequest:
         has_token = bool(self.headers(self.endpoint))
         return HubRequest(self.location, self.repo, self.revision, self.page, has_token)
 
@@ -350,14 +358,14 @@ class Repository:
         url: str,
         question: object = None,
         headers: Mapping[str, str] = _JSON,
-        what: str = "",
+        subject: str = "",
         doing: str = "upload",
     ) -> Any:
         """Send a request and return the JSON response; {} if it is empty."""
         body = (
             question if isinstance(question, bytes) else json.dumps(question).encode() if question else None
         )
-        location = f"{self.location}/{what}" if what else self.location
+        location = f"{self.location}/{subject}" if subject else self.location
         attempts = self.client.attempts(location, doing)
         while True:
             heads = {**headers, **self.headers(url)}
@@ -366,26 +374,26 @@ class Repository:
                 text = _text(response)
                 break
             except FAILURES as error:
-                attempts.failed(failure_words(error, self.client.patience))
+                attempts.failed(describe_failure(error, self.client.patience))
         if not 200 <= response.status < 300:
             answer = Answer(response.status, response.reason or "", response.headers, text)
-            raise write_error(self._asked._replace(location=location), answer, doing)
+            raise write_error(self._new_request._replace(location=location), answer, doing)
         try:
             return json.loads(text) if text.strip() else {}
         except (ValueError, RecursionError) as error:
             if doing in ("upload", "commit to"):
                 return {}
-            raise self._not_understood(what) from error
+            raise self._not_understood(subject) from error
 
-    def _not_understood(self, what: str) -> StorageError:
+    def _not_understood(self, subject: str) -> StorageError:
         return StorageError(
-            f"cannot upload {self.location}/{what}",
+            f"cannot upload {self.location}/{subject}",
             got="a malformed response",
             hint="check HF_ENDPOINT",
         )
 
 
-def _question(path: str, blob: Blob) -> dict[str, object]:
+def _preupload_request(path: str, blob: Blob) -> dict[str, object]:
     return {"path": path, "sample": base64.b64encode(blob.sample).decode(), "size": blob.size}
 
 
@@ -403,6 +411,6 @@ def _target(actions: Mapping[str, Any], size: int) -> CommitTarget:
 
 
 def _text(response: Any) -> str:
-    with closing(response):
+    with release_connection(response):
         body: bytes = response.read(_LARGEST_ANSWER)
         return body.decode(errors="replace")

@@ -79,13 +79,13 @@ class HubStaging:
         if self.mark(plan) in self.repository.latest():
             return head, True
         self._check_card(head)
-        there = self.files(head)
-        if there:
+        existing = self.files(head)
+        if existing:
             self.check_replaced()
             if not self.overwrite:
                 raise DestinationExistsError(
                     f"{self.repository.location} already has files",
-                    got=first_names(there, 3),
+                    got=first_names(existing, 3),
                     expected="an empty repository, or a new one",
                     hint="choose another destination, or allow their replacement with "
                     f"{option('overwrite', True)}: the history keeps them",
@@ -209,23 +209,23 @@ class HubWork:
         assert files is not None
         contents: dict[str, bytes] = {}
         self.pending.put_all(contents.__setitem__)
-        built = {
+        result = {
             files.path(key.removeprefix(f"{staging.key}/")): Blob.of(content)
             for key, content in contents.items()
         }
         if staging.sharing.model_card:
             base = staging.sharing.base
-            built[CARD] = Blob.of(model_card(staging.name.repo, self.purpose.source, built, base))
-        files.take(built)
-        written = {*files.small, *files.large}
+            result[CARD] = Blob.of(model_card(staging.name.repo, self.purpose.source, result, base))
+        files.take(result)
+        names = {*files.small, *files.large}
         old = staging.files(self.head) if staging.overwrite else []
         commit = staging.repository.commit(
             self.head.commit,
-            f"Add a checkpoint with {len(written)} files",
-            f"Created by ckpttools{_of(self.purpose.source)}\n\n{staging.mark(self.purpose.plan)}",
+            f"Add a checkpoint with {len(names)} files",
+            f"Created by ckpttools{_source_text(self.purpose.source)}\n\n{staging.mark(self.purpose.plan)}",
             small=files.small,
             large=files.large,
-            deleted=set(old) - written,
+            deleted=set(old) - names,
         )
         self.head = self.head._replace(commit=commit) if commit else staging.repository.head() or self.head
 
@@ -240,7 +240,7 @@ class HubWork:
         """Do nothing, because only the commit remains."""
 
 
-def _of(source: str) -> str:
+def _source_text(source: str) -> str:
     return f" of {source}" if source.startswith("hf://") else ""
 
 
@@ -263,9 +263,9 @@ def model_card(repo: str, source: str, files: Container[str], base: str = "") ->
         *([f"base_model: {model}"] if model else []),
     ]
     head = "\n".join(["---", *facts, "---", ""]) if facts else ""
-    built = (
+    result = (
         f"Converted by ckpttools from `{source}`."
         if source.startswith("hf://")
         else "Converted by ckpttools."
     )
-    return f"{head}\n# {repo.partition('/')[2]}\n\n{built}\n".lstrip("\n").encode()
+    return f"{head}\n# {repo.partition('/')[2]}\n\n{result}\n".lstrip("\n").encode()

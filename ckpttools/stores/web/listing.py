@@ -30,7 +30,7 @@ def names_in(page: str, url: str) -> Mapping[str, FileKind] | None:
     parser.feed(page)
     if not any(_TITLE.match(title) for title in parser.titles):
         return None
-    return dict(filter(None, (_below(url, link) for link in parser.links)))
+    return dict(filter(None, (_parse_link(url, link) for link in parser.links)))
 
 
 def plain_name(text: str) -> str:
@@ -74,15 +74,15 @@ def _kind(entry: Mapping[str, Any]) -> FileKind:
     return FileKind.DIRECTORY if is_directory else FileKind.FILE
 
 
-def _below(base: str, link: str) -> tuple[str, FileKind] | None:
+def _parse_link(base: str, link: str) -> tuple[str, FileKind] | None:
     """Return the name and kind of a linked entry; skip the parent and other sort orders of the same page."""
     try:
-        there, here = urlsplit(urljoin(base, link)), urlsplit(base)
+        target, base_parts = urlsplit(urljoin(base, link)), urlsplit(base)
     except ValueError:
         return None
-    if there.netloc != here.netloc or there.query or not there.path.startswith(here.path):
+    if target.netloc != base_parts.netloc or target.query or not target.path.startswith(base_parts.path):
         return None
-    name, slash, rest = there.path[len(here.path) :].partition("/")
+    name, slash, rest = target.path[len(base_parts.path) :].partition("/")
     if not name or rest:
         return None
     plain = plain_name(name)
