@@ -14,9 +14,10 @@ from ckpttools.api.sources import (
     Scanning,
     ScanSettings,
     Source,
-    opened,
+    open_both,
     scanning,
 )
+from ckpttools.api.step_files import with_step_files
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree
 from ckpttools.compare.align import AlignOptions, align
@@ -35,7 +36,6 @@ from ckpttools.core.tabular import Tabular
 from ckpttools.core.text import plural
 from ckpttools.digest.canonical import Selection, parameters_among
 from ckpttools.digest.pairing import Pairing, Remark, Side
-from ckpttools.formats.base import ReadOptions
 from ckpttools.maxtext.model_options import ModelOptions
 from ckpttools.quantized.view import NumericTree, is_dequantized, make_comparable
 from ckpttools.stores.registry import LocationLike
@@ -162,18 +162,19 @@ def diff(
     Raises:
         CheckpointError: A checkpoint cannot be read, the memory is too small, or no array matches.
     """
-    if sort is not None and sort not in DIFF_SORTS:
-        refuse("sort", sort, f"one of {', '.join(DIFF_SORTS)}")
+    _check_sort(sort)
     options = AlignOptions(
         ModelOptions(family, rope_layout), None if like is None else model_at(like), padding_rows, parameters
     )
     with scanning(common) as scan:
-        trees = _open_both(a, b, scan.read)
+        trees = open_both(a, b, scan.read, scan.read)
         scan.fetch(*trees)
         of_a, of_b = make_comparable(*trees, is_read=filter == "*")
         both = align(of_a.tree, of_b.tree, options)
         both = replace(both, remarks=(*_dequantize_both(of_a, of_b), *both.naming, *both.remarks))
         chosen = drop_implied(_select_matching(both, filter), padding_rows, scan.memory)
+        is_complete = filter == "*" and not parameters
+        chosen = with_step_files(chosen, (a, trees[0]), (b, trees[1])) if is_complete else chosen
         measure = partial(
             _compare_arrays, scan=scan, tolerances=Tolerances(atol, rtol, ulp), ignore_dtypes=ignore_dtype
         )
@@ -183,10 +184,9 @@ def diff(
             apart = result if back is None else measure(back)
             if back is not None and all(item.is_equal for item in apart):
                 chosen, result = back, apart
-        remarks = chosen.remarks
+        more: tuple[Remark, ...] = ()
         if explain and not all(item.is_equal for item in result):
             result, more = _explain(result, chosen, both, scan)
-            remarks = (*remarks, *more)
         result = (*result, *map(leaf_diff, chosen.leaves))
         alike = _equal_values_hint(result, chosen, of_a.tree, of_b.tree, scan)
         rounded = tuple(_one_sided_quantization_hint(result, chosen))
@@ -196,7 +196,7 @@ def diff(
         first,
         second,
         equal=all(item.is_equal for item in result) and not chosen.uncompared,
-        remarks=remarks,
+        remarks=(*chosen.remarks, *more),
         outcomes=dict(Counter(item.outcome for item in result)),
         arrays=result,
         hints=alike or (*_training_state_hints(chosen), *hints, *rounded, *_use_common_names(trees, chosen)),
@@ -204,6 +204,11 @@ def diff(
     )
     report = _with_groups(report, both, sort, top)
     return replace(report, arrays=() if summary else _listed(report.arrays, everything, top))
+
+
+def _check_sort(sort: str | None) -> None:
+    if sort is not None and sort not in DIFF_SORTS:
+        refuse("sort", sort, f"one of {', '.join(DIFF_SORTS)}")
 
 
 def _with_groups(
@@ -230,20 +235,6 @@ def _listed(arrays: Sequence[ArrayDiff], everything: bool, top: int | None) -> t
             if top is None or counts[item.role] <= top:
                 kept.append(item)
     return tuple(kept)
-
-
-def _open_both(a: Source, b: Source, read: ReadOptions) -> tuple[Tree, Tree]:
-    """Open both sides, with all items if both are steps with the same items."""
-    all_items = replace(read, all_items=True)
-
-    def open_all(source: Source, other: Source) -> Tree:
-        return opened(source, read if isinstance(source, Tree) else all_items, other)
-
-    first, second = open_all(a, b), open_all(b, a)
-    if {*first.metadata.items} != {*second.metadata.items}:
-        first = opened(a, read, b) if first.metadata.items else first
-        second = opened(b, read, a) if second.metadata.items else second
-    return first, second
 
 
 def _training_state_hints(both: Pairing[LazyArray]) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypedDict, Unpack
 
 from ckpttools.api.options import OPENING
@@ -116,6 +117,19 @@ def opened(source: Source, read: ReadOptions | None = None, *others: Source) -> 
             hint="pass the options to ckpttools.open, or give the path",
         )
     return source
+
+
+def open_both(a: Source, b: Source, read_a: ReadOptions, read_b: ReadOptions) -> tuple[Tree, Tree]:
+    """Open two checkpoints to compare, with all items if both are steps with the same items."""
+    first, second = _open_all(a, b, read_a), _open_all(b, a, read_b)
+    if {*first.metadata.items} != {*second.metadata.items}:
+        first = opened(a, read_a, b) if first.metadata.items else first
+        second = opened(b, read_b, a) if second.metadata.items else second
+    return first, second
+
+
+def _open_all(source: Source, other: Source, read: ReadOptions) -> Tree:
+    return opened(source, read if isinstance(source, Tree) else replace(read, all_items=True), other)
 
 
 @validate_arguments

@@ -14,6 +14,7 @@ from ckpttools.api.sources import (
     Scanning,
     ScanSettings,
     Source,
+    open_both,
     opened,
     scanning,
 )
@@ -120,15 +121,16 @@ def verify(
     declared = _StatedSettings(conversion_options(family, rope_layout, tied, drop), cast, padding_rows)
     selection = Selection(filter, per_layer, parameters)
     with scanning(common) as scan:
-        tree = opened(checkpoint, scan.read, *([] if against is None else [against]))
         if against is not None:
-            other = opened(against, replace(scan.read, step=None), checkpoint)
+            tree, other = open_both(checkpoint, against, scan.read, replace(scan.read, step=None))
             scan.fetch(tree, other)
             actual, expected_view = make_comparable(tree, other, is_read=filter == "*")
-            result = _bit_by_bit(actual.tree, expected_view.tree, declared, selection, scan)
+            given = (checkpoint, actual.tree), (against, expected_view.tree)
+            result = _bit_by_bit(*given, declared, selection, scan)
             sides = ("this", actual), ("the source", expected_view)
             remarks = [f"{side}: {item.remark}" for side, item in sides if item.remark]
             return replace(result, remarks=(*remarks, *result.remarks))
+        tree = opened(checkpoint, scan.read)
         scan.fetch(tree)
         return _verify_by_digests(tree, parse(manifest or ""), declared, selection, scan)
 
@@ -162,11 +164,21 @@ def conversion_options(
 
 
 def _bit_by_bit(
-    tree: Tree, source: Tree, stated: _StatedSettings, selection: Selection, scan: ScanSettings
+    a: tuple[Source, Tree],
+    b: tuple[Source, Tree],
+    stated: _StatedSettings,
+    selection: Selection,
+    scan: ScanSettings,
 ) -> Verification:
+    from ckpttools.api.step_files import with_step_files
     from ckpttools.compare.hints import diff_command, hints_after_verify
 
+    (_, tree), (_, source) = a, b
     both, result = _differences(tree, source, stated, selection, scan)
+    if selection == Selection(layers=selection.layers):
+        files = with_step_files(Pairing[LazyArray]({}, {}), a, b)
+        both = replace(both, remarks=(*both.remarks, *files.remarks))
+        result = sort_by_name((*result, *kind_differences(files)))
     remarks = tuple(remark.text for remark in both.remarks)
     built = _verification(tree, source.metadata.location, both.a, result, remarks)
     compared = diff_command(source.metadata.location, tree.metadata.location)

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from ckpttools.digest.pairing import Difference, Reason
 
 _MAX_LINES = 20
+# Beginnings of descriptions of leaves that are not arrays.
+_OTHER_NODES = ("text ", "empty node", "file ")
 # Texts of `Difference.reason` after an array count; reasons are listed in this order.
 _REASONS: dict[Reason, str] = {
     "values": "with different values",
@@ -183,10 +185,12 @@ def _lines_of_reason(result: Verification, reason: Reason) -> list[str]:
 def _noun(difference: Difference) -> str:
     """Return the noun for the differing leaves.
 
-    Only leaves that are not arrays have a description on just one side.
+    Only leaves that are not arrays have a description on just one side, or are texts, empty nodes or files.
     """
-    is_leaf = difference.reason in ("missing", "extra") and (difference.got or difference.expected)
-    return "other node" if is_leaf else "array"
+    is_one_sided = difference.reason in ("missing", "extra") and (difference.got or difference.expected)
+    texts = difference.got or "", difference.expected or ""
+    is_other = difference.reason == "kind" and all(text.startswith(_OTHER_NODES) for text in texts)
+    return "other node" if is_one_sided or is_other else "array"
 
 
 def _types_text(difference: Difference) -> str:

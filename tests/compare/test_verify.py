@@ -299,7 +299,7 @@ def test_filtered_manifest_compares_texts_and_kinds_of_selected_leaves(tmp_path)
     values = {"t": "a", "e": None, "n": 3}
     for name, change in {"one": {}, "t": {"t": "b"}, "e": {"e": {}}, "n": {"n": np.asarray(3)}}.items():
         leaves = {"kernel": np.ones(3, np.float32), **values, **change}
-        ckpttools.save({"meta": leaves, "other": {**leaves, "t": name}}, tmp_path / name)
+        ckpttools.save({"meta": leaves, "aside": {**leaves, "t": name}}, tmp_path / name)
     only = "--filter", "meta/*"
     command_line.run("hash", tmp_path / "one", "--manifest", tmp_path / "m.json", *only)
     for name in ("one", *values):
@@ -307,7 +307,7 @@ def test_filtered_manifest_compares_texts_and_kinds_of_selected_leaves(tmp_path)
         ways = [("--against", tmp_path / "one", *only), ("--manifest", tmp_path / "m.json")]
         for text in (run(tmp_path / name, *way, code=code) for way in ways):
             assert not code or f"meta/{name}" in text
-            assert "other" not in text
+            assert "aside" not in text
 
 
 @pytest.mark.parametrize("impls", [*itertools.permutations(["rbg", "unsafe_rbg"])])
@@ -398,6 +398,51 @@ def test_conversion_records_empty_nodes_in_its_manifest(tmp_path):
         {"params": {"kernel": np.ones(3, np.float32)}, "extra": None, "step": 3}, tmp_path / "other"
     )
     assert "extra" in run(tmp_path / "other", *manifest, code=1)
+
+
+@pytest.fixture
+def steps(tmp_path):
+    """Two equal steps of Orbax with an item `state` and a JSON item `data`."""
+    for name in "ab":
+        shutil.copytree(GOLDEN.parent / "orbax" / "cm_composite", tmp_path / name)
+    return tmp_path / "a", tmp_path / "b"
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [('{"pos": 3}', 0), (' {\n"pos":3}', 0), ('{"pos": 4}', 1), ("", 1), (None, 1), ("x" * 5_000_000, 1)],
+)
+def test_items_without_arrays_are_compared(steps, content, code):
+    """`verify` and `diff` agree about them; JSON counts by its values."""
+    a, b = steps
+    data = b / "ckpt_00000012" / "data" / "metadata"
+    data.unlink()
+    if content is not None:
+        data.write_text(content)
+    for command in "diff", "verify":
+        words = (a, b) if command == "diff" else (a, "--against", b)
+        text = command_line.run(command, *words, code=code)
+        assert ("data/metadata" in text) == bool(code)
+        command_line.run(command, *words, "--parameters")
+        item = a / "ckpt_00000012" / "state"
+        command_line.run(command, item, *words[1:])
+
+
+def test_items_that_one_side_lacks_are_listed(steps):
+    a, b = steps
+    shutil.rmtree(b / "ckpt_00000012" / "data")
+    text = run(a, "--against", b)
+    assert "not compared, since the other side lacks them: 1 item without arrays (data)" in text
+
+
+def test_all_items_of_a_step_are_compared(tmp_path):
+    """A difference in another item than the model's is one, for `verify` as for `diff`."""
+    for name, value in ("a", 1), ("b", 2):
+        for item in "params", "ema":
+            values = np.full(3, value if item == "ema" else 0, np.float32)
+            ckpttools.save({"w": values}, tmp_path / name / "7" / item, level="item")
+    assert "ema/w" in run(tmp_path / "a", "--against", tmp_path / "b", code=1)
+    assert "ema/w" in command_line.run("diff", tmp_path / "a", tmp_path / "b", code=1)
 
 
 BFLOAT16 = DTYPES["bfloat16"].numpy
