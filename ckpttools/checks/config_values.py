@@ -75,10 +75,25 @@ _ACTIVATIONS = ("hidden_act", "hidden_activation")
 _KNOWN_ACTIVATIONS = frozenset(
     (
         *("gelu", "gelu_10", "gelu_accurate", "gelu_fast", "gelu_new", "gelu_python", "gelu_python_tanh"),
-        *("gelu_pytorch_tanh", "laplace", "leaky_relu", "linear", "mish", "prelu", "quick_gelu", "relu"),
-        *("relu2", "relu6", "sigmoid", "silu", "swish", "tanh", "xielu"),
+        *("gelu_pytorch_tanh", "hardswish", "laplace", "leaky_relu", "linear", "mish", "prelu", "quick_gelu"),
+        *("relu", "relu2", "relu6", "sigmoid", "silu", "sqrtsoftplus", "swish", "tanh", "xielu"),
     )
 )
+# Fields that create biases, with the module that has them and the models that read the field, in transformers
+# 5.23.
+_BIASES = {
+    "attention_bias": (
+        ".self_attn.",
+        frozenset(
+            (
+                *("deepseek_v2", "deepseek_v3", "gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n_text"),
+                *("gemma4_text", "llama", "llama4", "llama4_text", "olmo2", "olmo3", "qwen3", "qwen3_moe"),
+                *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
+            )
+        ),
+    ),
+    "mlp_bias": (".mlp.", frozenset(("deepseek_v2", "deepseek_v4", "llama"))),
+}
 
 
 def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
@@ -90,6 +105,26 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
     yield from _activations(model)
     yield from _layer_types(model)
     yield from _model_type(model)
+    yield from _missing_biases(model)
+
+
+def _missing_biases(model: ModelDirectory) -> Iterator[ModelFinding]:
+    """Report biases that the configuration declares and no layer has."""
+    for field, (module, model_types) in _BIASES.items():
+        if model.text_config.get(field) is not True or model.text_config.get("model_type") not in model_types:
+            continue
+        names = [name for name in model.arrays if module in name]
+        if names and not any(name.endswith(".bias") for name in names):
+            yield ModelFinding(
+                "warning",
+                CHECK.name,
+                model.path(CONFIG),
+                f"{field} is true, but no array below {module.strip('.')} is a bias",
+                "transformers creates the biases, warns, and sets them to zero",
+                f"set {field} to false in {CONFIG}, or fetch the weights again",
+                expected="biases, or false",
+                got="no biases",
+            )
 
 
 def _integers(model: ModelDirectory) -> Iterator[ModelFinding]:
@@ -254,6 +289,7 @@ def _family_hint(names: Sequence[str]) -> str:
 
 CHECK = ModelCheck(
     "config-values",
-    "values that transformers refuses or cannot compute with, and a missing or unknown `model_type`",
+    "values that transformers refuses or cannot compute with, a missing or unknown `model_type`, and biases "
+    "that are declared and missing",
     _check,
 )

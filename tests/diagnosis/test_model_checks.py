@@ -287,6 +287,23 @@ def test_adapter_is_identified_as_an_adapter(tmp_path, config):
     assert any("merge_adapter" in command for command in result.next)
 
 
+@pytest.mark.parametrize(("field", "module"), [("attention_bias", "self_attn"), ("mlp_bias", "mlp")])
+def test_declared_biases_that_are_missing_are_found(tmp_path, field, module):
+    """transformers 5.23 creates them and warns; a model type that does not read the field has none."""
+    found = doctor(save_model(tmp_path / "m", **{field: True})).findings
+    assert [item.what for item in found] == [f"{field} is true, but no array below {module} is a bias"]
+    assert not doctor(save_model(tmp_path / "other", model_type="mistral", **{field: True})).findings
+    name = next(name for name in arrays_of() if module in name)
+    biased = {**arrays_of(), name.replace("weight", "bias"): np.zeros(8, np.float32)}
+    findings_of_biased = doctor(save_model(tmp_path / "b", biased, **{field: True})).findings
+    assert not any(field in item.what for item in findings_of_biased)
+
+
+@pytest.mark.parametrize("name", ["hardswish", "sqrtsoftplus", "silu"])
+def test_activations_of_transformers_are_accepted(tmp_path, name):
+    assert not doctor(save_model(tmp_path / "m", hidden_act=name)).findings
+
+
 def test_left_out_adapter_files_are_noted(tmp_path):
     model = with_adapter_files(save_model(tmp_path / "m"))
     plan = ckpttools.convert.plan(model, tmp_path / "out").plan
