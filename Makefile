@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	touch $(STAMP)
 
-# In an environment of its own: 0.26 GB, where that of `make test` takes 1.6 GB.
+# A separate environment of 0.26 GB, because that of `make test` takes 1.6 GB.
 demo: $(DEMO)/.installed
 	$(DEMO)/bin/ckpt demo
 
@@ -103,12 +103,12 @@ dist: $(STAMP)
 	$(BIN)/twine check --strict dist/*
 	$(BIN)/check-wheel-contents dist/*.whl
 
-# Installs the wheel with pip, uv and pipx for each Python that is there, and runs the demo.
+# Installs the wheel with pip, uv and pipx for each installed Python, and runs the demo.
 PYTHONS ?= python3.11 python3.12 python3.13
 installs: dist
 	$(BIN)/python tests/releases/installs.py dist/*.whl $(PYTHONS)
 
-# The tests of `make quick` with the oldest versions that pyproject.toml admits.
+# The tests of `make quick` with the oldest versions that pyproject.toml allows.
 lowest: $(STAMP)
 	$(BIN)/uv venv --quiet --python $(PYTHON) .venv-lowest
 	$(BIN)/uv pip install --quiet --python .venv-lowest --resolution lowest-direct -e '.[dev]'

@@ -204,7 +204,7 @@ def _transformers_steps(tree: Tree, location: Location) -> NextSteps | None:
     kind = "AutoModelForCausalLM" if str(kinds[0]).endswith(_CAUSAL) else str(kinds[0])
     where = _name_for_transformers(location)
     if where is None:
-        return NextSteps((f"transformers reads disks and the hub: {action('copy', str(location), 'DIR')}",))
+        return NextSteps((f"transformers reads disks and the Hub: {action('copy', str(location), 'DIR')}",))
     name, revision = where
     values = [f"revision={_quoted(revision)}"] if revision else []
     flags = ["--revision", revision] if revision else []

@@ -257,7 +257,7 @@ def _check_shareable(prepared: Prepared) -> None:
     if options.download:
         raise UsageError(
             f"{option('download', True)} copies to one machine",
-            expected="the plan without it: each part reads what it needs from the hub",
+            expected="the plan without it: each part reads what it needs from the Hub",
         )
 
 
@@ -422,14 +422,14 @@ def find_published(file: PlanFile, destination: Location) -> PublishedPlan | Non
     Raises:
         StorageError: The destination cannot be inspected.
     """
-    declared = _said(file)
-    if declared.get("plan") != file.checksum:
+    record = _read_record(file)
+    if record.get("plan") != file.checksum:
         return None
-    marks, when = declared.get("files"), declared.get("published")
+    marks, when = record.get("files"), record.get("published")
     if not isinstance(marks, dict) or not isinstance(when, int | float) or not marks:
         return None
     # Another kind of store has the same files with other versions.
-    is_same_kind = declared.get("scheme") == destination.store.scheme
+    is_same_kind = record.get("scheme") == destination.store.scheme
     compared = 2 if is_same_kind else 1
     result = marks_of(destination, marks)
     if any(result.get(name, [])[:compared] != mark[:compared] for name, mark in marks.items()):
@@ -449,7 +449,7 @@ def check_unpublished(file: PlanFile, destination: Location) -> None:
     if find_published(file, destination) is not None:
         raise PublishedError(f"{destination} is already published: all parts are done")
     if is_new(file, destination):
-        raise _new(file, destination)
+        raise _occupied_error(file, destination)
 
 
 def is_new(file: PlanFile, destination: Location) -> bool:
@@ -462,13 +462,13 @@ def is_new(file: PlanFile, destination: Location) -> bool:
     return current != file.header.replaced and destination.exists()
 
 
-def _new(file: PlanFile, destination: Location) -> DestinationExistsError:
-    note = "a note next to the plan" if file.location is None else str(_trace(file.location))
+def _occupied_error(file: PlanFile, destination: Location) -> DestinationExistsError:
+    note = "a record next to the plan" if file.location is None else str(_record_location(file.location))
     since = "had other content" if file.header.replaced else "did not exist"
     return DestinationExistsError(
         f"{destination} exists, and {since} when the plan was made",
-        got="a checkpoint that a single run of the plan's command has completed, or that another command "
-        "wrote; or this plan's, whose note was lost",
+        got="a checkpoint that the plan's command completed in a single run, or that another command "
+        "wrote; or this plan's output, whose record was lost",
         expected=f"no change since the plan was made, or {note}, which publishing writes",
         hint=f"if {action('summary', str(destination))} shows the expected checkpoint, nothing is left to "
         "do; "
@@ -485,14 +485,14 @@ def note_published(file: PlanFile, destination: Location) -> None:
     """
     if file.location is None:
         return
-    declared = {
+    record = {
         "plan": file.checksum,
         "destination": str(destination),
         "scheme": destination.store.scheme,
         "published": time.time(),
         "files": marks_of(destination),
     }
-    _trace(file.location).put(json.dumps(declared, indent=1).encode())
+    _record_location(file.location).put(json.dumps(record, indent=1).encode())
 
 
 def marks_of(destination: Location, names: Mapping[str, object] | None = None) -> dict[str, list[object]]:
@@ -526,16 +526,16 @@ def _top_level_names(destination: Location) -> list[str]:
     return names
 
 
-def _trace(plan: Location) -> Location:
+def _record_location(plan: Location) -> Location:
     return plan.with_name(plan.name + SUFFIX)
 
 
-def _said(file: PlanFile) -> Mapping[str, object]:
+def _read_record(file: PlanFile) -> Mapping[str, object]:
     """Return the record next to a plan; empty if it cannot be read."""
     if file.location is None:
         return {}
     with suppress(CheckpointError, ValueError):
-        result = json.loads(_trace(file.location).read_bytes())
+        result = json.loads(_record_location(file.location).read_bytes())
         if isinstance(result, dict):
             return result
     return {}

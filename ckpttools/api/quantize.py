@@ -112,7 +112,7 @@ def _excluding_by_hub(change: Quantize) -> Iterator[None]:
     except UsageError as error:
         if error.raw.got not in change.exclude:
             raise
-        hint = "patterns are for the names that arrays get on the hub, such as '*.q_proj.weight'"
+        hint = "patterns are for the names that arrays get on the Hub, such as '*.q_proj.weight'"
         raise error.at(hint=hint) from error
 
 

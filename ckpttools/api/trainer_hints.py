@@ -38,7 +38,7 @@ def loading_steps(tree: Tree, location: Location) -> tuple[str, ...]:
     if is_peft_adapter(tree, location):
         merging = f"to merge it: {action('merge_adapter', 'BASE', 'DST', adapter=str(location))}"
         if location.store.scheme not in ("file", "hf"):
-            return (f"PEFT reads disks and the hub: {action('copy', str(location), 'DIR')}", merging)
+            return (f"PEFT reads disks and the Hub: {action('copy', str(location), 'DIR')}", merging)
         loading = f"PeftModel.from_pretrained(model, {json.dumps(str(location))})"
         # PEFT ignores factors with other names, with a warning; `merge_adapter` reads them.
         is_loaded = all(dotted(path).startswith(PREFIX) for path in tree.arrays)
@@ -170,7 +170,7 @@ def names_of_hub(*trees: Tree) -> str | None:
         )
         if result:
             after = "" if is_call(result[0]) else f"after `{result[0]}`, "
-            return f"{after}`{result[-1]}` gives names of the hub, which can be compared"
+            return f"{after}`{result[-1]}` gives names of the Hub, which can be compared"
     return None
 
 

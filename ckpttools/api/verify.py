@@ -108,7 +108,7 @@ def verify(
         checkpoint: The checkpoint to verify: a file, item, step or run directory, or a tree.
 
     Raises:
-        CheckpointError: A checkpoint cannot be read, the memory is too small, or the one cannot be converted
+        CheckpointError: A checkpoint cannot be read, the memory is too small, or one cannot be converted
             to the other.
         UsageError: Both or neither of `against` and `manifest` are given, or no array matches.
     """

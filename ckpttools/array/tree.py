@@ -167,7 +167,8 @@ class Tree(Mapping[Path, Leaf]):
         below = [item for item in known if item.startswith((f"{name}/", f"{name}."))]
         if below:
             message = f"this path has {len(below):,} arrays below it, such as {below[0]}"
-            hint = f"glob({name!r}) returns the tree of those"
+            pattern = f"{name}{below[0][len(name)]}*"
+            hint = f"{action('inspect.names', self.metadata.location or 'PATH', filter=pattern)} lists them"
         else:
             # A name without its prefix is more likely than a misspelled one.
             near = [item for item in known if item.endswith((f"/{name}", f".{name}"))][:3] or similar_names(

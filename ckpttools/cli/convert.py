@@ -225,7 +225,7 @@ class _ConvertMany(BaseCommand):
 
     def _check(self, ctx: click.Context, source: Location, destination: Location, **changes: bool) -> None:
         with self._single(ctx, source, destination, **changes) as single:
-            single.obj = OutputOptions.taken(single)
+            single.obj = OutputOptions.pop_from(single)
             prepared = self._one.plan(single)
             if prepared is not None:
                 prepared.check()

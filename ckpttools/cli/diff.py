@@ -126,7 +126,7 @@ def _missing_side(first: Location) -> UsageError:
         finished = [f"{run.path}/{step.name}" for step in run.steps if step.unfinished is None]
         if len(finished) > 1:
             hint = f"compare two steps: ckpt diff {' '.join(map(shlex.quote, finished[-2:]))}"
-    return UsageError("two checkpoints are compared, but only one is named", got=first, hint=hint)
+    return UsageError("two checkpoints are needed, but only one is given", got=first, hint=hint)
 
 
 def _to_plain(value: Any) -> Any:
@@ -142,7 +142,7 @@ def _to_plain(value: Any) -> Any:
 
 # Paragraphs and rows of tables that are printed unless more are asked for.
 _MAX_PARAGRAPHS, _MAX_ROWS, _MAX_LAYERS = 60, 60, 10
-# A smaller share of elements that differ is a few places, which are named, and not a change of all values.
+# If a smaller share of the elements differs, the report describes them one array at a time.
 _FEW = 0.01
 # Width of the label column.
 _MARGIN = 13
@@ -201,7 +201,7 @@ def _report_lines(report: DiffReport, *, one_by_one: bool, summary: bool) -> Ite
 
 
 def _is_measured(item: ArrayDiff) -> bool:
-    """Return whether measures say all about a difference: it has no known cause and is nearly everywhere."""
+    """Return whether a row of measures describes a difference: no known cause, and many elements differ."""
     deviation = item.deviation
     return (
         item.outcome == "differs"
@@ -223,7 +223,7 @@ def _array_table(items: Sequence[ArrayDiff], one_by_one: bool) -> Iterator[str]:
     """Yield a row for each array, or for all arrays whose names differ only in numbers."""
     groups: dict[object, list[ArrayDiff]] = {}
     for item in items:
-        groups.setdefault(item.name if one_by_one else _outcome_text(item.name), []).append(item)
+        groups.setdefault(item.name if one_by_one else _without_digits(item.name), []).append(item)
     rows = [_array_row(members) for members in groups.values()]
     if not rows:
         return
@@ -357,12 +357,12 @@ def _paragraphs(arrays: Sequence[ArrayDiff]) -> Iterator[list[str]]:
         for array in arrays:
             if array.outcome == outcome:
                 groups.setdefault(
-                    (outcome, array.a, array.b, array.cause, _outcome_text(array.name)), []
+                    (outcome, array.a, array.b, array.cause, _without_digits(array.name)), []
                 ).append(array)
     return (list(_paragraph(group)) for group in groups.values())
 
 
-def _outcome_text(name: str) -> str:
+def _without_digits(name: str) -> str:
     """Return a text without its digits."""
     return "".join(character for character in name if not character.isdecimal())
 

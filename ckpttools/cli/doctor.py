@@ -56,7 +56,7 @@ def doctor(
       $ ckpt doctor ~/maxtext/run/checkpoints/5000 --values
       $ ckpt doctor ~/deepspeed/global_step300 --checksums
     """
-    from ckpttools.api.doctor import doctor as look
+    from ckpttools.api.doctor import doctor as diagnose
 
     if as_list and (path is not None or fix):
         raise click.UsageError("--list examines nothing: leave out PATH and --fix, or --list")
@@ -66,7 +66,7 @@ def doctor(
     if path is None:
         raise click.UsageError("Missing argument 'PATH'.", click.get_current_context())
     with progress_events(progress) as observe:
-        diagnosis = look(
+        diagnosis = diagnose(
             path,
             fix=fix,
             checksums=checksums,
@@ -74,8 +74,8 @@ def doctor(
             observe=observe,
             **limits,
         )
-    view = _to_view(diagnosis, fix, values, checksums)
-    print_report(diagnosis, view, as_json=as_json, is_summary=True)
+    lines = _diagnosis_lines(diagnosis, fix, values, checksums)
+    print_report(diagnosis, lines, as_json=as_json, is_summary=True)
     click.get_current_context().exit(diagnosis.exit_code)
 
 
@@ -90,7 +90,9 @@ def _list_checks(as_json: bool) -> None:
         print_lines(f"{kind:5}  {name:<18} {summary}" for kind, name, summary in rows)
 
 
-def _to_view(diagnosis: Diagnosis, fix: tuple[str, ...], values: bool, checksums: bool) -> Iterator[str]:
+def _diagnosis_lines(
+    diagnosis: Diagnosis, fix: tuple[str, ...], values: bool, checksums: bool
+) -> Iterator[str]:
     yield styled(printable(diagnosis.path), bold=True)
     if diagnosis.looked_at:
         yield ", ".join(diagnosis.looked_at)
@@ -104,15 +106,15 @@ def _to_view(diagnosis: Diagnosis, fix: tuple[str, ...], values: bool, checksums
         yield f"nothing here that --fix {' --fix '.join(fix)} would repair"
     for finding in diagnosis.findings:
         yield ""
-        yield from _report_lines(finding)
+        yield from _finding_lines(finding)
     yield ""
     is_gone = bool(diagnosis.fixed) and not parse(diagnosis.path).lexists()
     yield "the path no longer exists" if is_gone else _verdict_line(diagnosis, values, checksums)
 
 
-def _report_lines(finding: Finding) -> Iterator[str]:
-    location = styled(finding.level, fg=_COLORS[finding.level], bold=True)
-    yield f"{location}  {printable(finding.location)}  [{finding.check}]"
+def _finding_lines(finding: Finding) -> Iterator[str]:
+    level = styled(finding.level, fg=_COLORS[finding.level], bold=True)
+    yield f"{level}  {printable(finding.location)}  [{finding.check}]"
     yield from format_labeled("", printable(finding.what), _COLUMN, prose_width())
     yield from format_labeled("  why", printable(finding.why), _COLUMN, prose_width())
     command = None if finding.command is None else printable(finding.command)

@@ -10,6 +10,7 @@ import click
 
 from ckpttools.cli.command import GLOBAL_PANEL, MAX_WIDTH, BaseCommand, HelpFormatter, PanelOption
 from ckpttools.cli.lazy import LazyGroup
+from ckpttools.cli.options import ParamType
 from ckpttools.core.errors import EXIT_CODES
 from ckpttools.core.options import PANELS
 
@@ -104,7 +105,7 @@ class _Topic(NamedTuple):
 
 TOPICS: Mapping[str, _Topic] = {
     "options": _Topic("Options that many commands share.", _write_options),
-    "exit-codes": _Topic("How the exit code tells what happened.", _write_exit_codes),
+    "exit-codes": _Topic("Meaning of the exit codes.", _write_exit_codes),
     "environment": _Topic("Environment variables.", _write_environment),
 }
 
@@ -124,7 +125,7 @@ class _HelpCommand(BaseCommand):
             formatter.write_terms((name, topic.summary) for name, topic in TOPICS.items())
 
 
-class _HelpWord(click.ParamType[str] if TYPE_CHECKING else click.ParamType):  # type: ignore[misc]
+class _HelpWord(ParamType):
     """A topic, or a word of a command."""
 
     name = "word"

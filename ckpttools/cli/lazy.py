@@ -134,13 +134,13 @@ class LazyGroup(BaseCommand, click.Group):
             return f"Did you mean {near[0]!r}?"
         if synonym := find_near_synonym(name):
             return f"Did you mean {synonym}?"
-        there_are = f"Commands: {', '.join(known)}."
+        commands = f"Commands: {', '.join(known)}."
         if is_path(name):
             path = f"'ckpt {quote(name)}'"
             if "tree" in known:
-                return f"Did you mean '{ctx.command_path} tree {quote(name)}'? {there_are}"
-            return f"It is a path: {path} identifies it and suggests commands. {there_are}"
-        return f"No path has this name either. {there_are}" if self.accepts_path else there_are
+                return f"Did you mean '{ctx.command_path} tree {quote(name)}'? {commands}"
+            return f"It is a path: {path} identifies it and suggests commands. {commands}"
+        return f"No path has this name either. {commands}" if self.accepts_path else commands
 
     def format_details(self, ctx: click.Context, formatter: HelpFormatter) -> None:
         eager = {name: command.get_short_help_str(100) for name, command in self.commands.items()}

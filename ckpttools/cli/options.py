@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from math import isnan
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -95,31 +94,24 @@ class NonEmptyText(ParamType):
         return value or self.fail(_EMPTY_MESSAGE, param, ctx)
 
 
-class Integer(ParamType):
-    """An integer within the limits of an option."""
+class Number(ParamType):
+    """An integer or floating-point number within the limits of an option.
 
-    name = "integer"
+    Limits exclude NaN: as a tolerance, no difference would be within it and none would exceed it.
+    """
 
-    def __init__(self, option: Option) -> None:
-        self._option = option
+    def __init__(self, option: Option, kind: type[int] | type[float]) -> None:
+        self.name = "integer" if kind is int else "float"
+        self._option, self._kind = option, kind
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | float:
         try:
-            number = int(value)
+            number = self._kind(value)
         except ValueError:
             number = None
         if number is None or not self._option.allows(number):
-            self.fail(f"{value!r} is not {self._option.integers()}", param, ctx)
+            self.fail(f"{value!r} is not {self._option.numbers()}", param, ctx)
         return number
-
-
-class LimitedFloat(click.FloatRange):
-    """A number within limits. NaN is rejected, because no difference is within it and none exceeds it."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isnan(result := super().convert(value, param, ctx)):
-            self.fail("NaN is not a number in this range", param, ctx)
-        return result
 
 
 # Parameters for outputs. Errors about them do not suggest a download.
@@ -199,12 +191,8 @@ def _click_type(option: Option, is_parsed: bool) -> click.ParamType[Any]:
     kind = option.type
     if isinstance(kind, tuple):
         return click.Choice(kind)
-    least, most = option.least, option.most if option.below is None else option.below
-    if kind is int:
-        return Integer(option)
-    if kind is float:
-        is_limited = least is not None or most is not None
-        return LimitedFloat(least, most, max_open=option.below is not None) if is_limited else click.FLOAT
+    if kind is int or kind is float:
+        return Number(option, kind)
     return _TYPES.get(kind) or ParsedText(option, kind, is_parsed)
 
 
@@ -224,7 +212,7 @@ DRY_RUN, PROGRESS, JSON_LINES, JSON = shared(
     switch("dry_run", "Print the plan and write nothing."),
     Option("progress", bool, True, "Report progress on stderr.", env=True),
     switch("as_jsonl", "Print progress and the result as JSON, one object per line.", flag="--jsonl"),
-    switch("as_json", "Print the result as JSON; also an error.", flag="--json", env=True),
+    switch("as_json", "Print the result, or the error, as JSON.", flag="--json", env=True),
 )
 
 

@@ -294,7 +294,7 @@ def _part_text(status: PartStatus) -> str:
 def waiting_line(result: PlanStatus) -> str:
     """Return one line about the running processes."""
     missing = result.tasks - result.tasks_done
-    working = sorted((part for part in result.parts if part.state == "at work"), key=_remaining_text)
+    working = sorted((part for part in result.parts if part.state == "at work"), key=_remaining_seconds)
     if not missing and working:
         return f"part {working[-1].part} ({working[-1].process}) has done its tasks, and has not ended yet"
     text = f"{missing} of {plural(result.tasks, 'task')} missing"
@@ -310,5 +310,5 @@ def waiting_line(result: PlanStatus) -> str:
     return text
 
 
-def _remaining_text(status: PartStatus) -> float:
+def _remaining_seconds(status: PartStatus) -> float:
     return float("inf") if status.seconds_left is None else status.seconds_left

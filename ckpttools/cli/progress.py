@@ -137,7 +137,7 @@ class ProgressEvent:
     """A line of `--jsonl` while a command works.
 
     Attributes:
-        done, total: Bytes done so far, with those of an earlier run, and bytes in all.
+        done, total: Bytes done so far, including an earlier run, and total bytes.
         seconds: Seconds since the work began.
     """
 

@@ -98,10 +98,10 @@ def _report_lines(report: PruneReport) -> Iterator[str]:
     else:
         gone = sum(step.fate == "deleted" for step in report.steps)
         stripped = sum(step.fate == "stripped" for step in report.steps)
-        told = (
+        summary = (
             f"{plural(gone, 'step')} deleted, {stripped} stripped, {format_disk(report.frees)} freed at least"
         )
-        yield told if report.is_done else f"would be: {told}"
+        yield summary if report.is_done else f"would be: {summary}"
         if stripped and not report.is_copied:
             yield "Stripped steps keep their complete data files; --copy frees more."
     if not report.is_done:

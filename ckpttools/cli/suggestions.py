@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import pairwise, zip_longest
-from shlex import join, quote, split
+from shlex import join, split
 from typing import NamedTuple
 
 import click
@@ -45,7 +45,7 @@ _COMMAND_SYNONYMS: Mapping[str, str] = {
     **dict.fromkeys(("keys", "names", "shapes"), "'inspect tree'"),
     **dict.fromkeys(("stat", "histogram"), "'inspect stats'"),
     **dict.fromkeys(("nan", "nans", "inf"), "'doctor PATH --values', or 'inspect stats --nan'"),
-    **dict.fromkeys(("agent", "agents", "llm", "skills"), "'skill' for instructions to coding agents"),
+    **dict.fromkeys(("agent", "agents", "llm", "skills"), "'skill' for instructions for coding agents"),
     **dict.fromkeys(("schema", "schemas", "json"), "'ckpt COMMAND --json'"),
     **dict.fromkeys(("dequantize", "dtype", "bf16"), "'cast'"),
     **dict.fromkeys(("strip", "slim"), "'strip-optimizer'"),
@@ -327,5 +327,5 @@ def explain_unknown_option(error: click.NoSuchOption) -> str:
     starts = [item for item in known if len(name) > 4 and item.startswith(name)]
     if synonyms := list(dict.fromkeys([*starts, *near]))[:2]:
         return f"No such option: {printable(name)}. Did you mean {' or '.join(synonyms)}?"
-    where = f"{quote(ctx.command_path)} --help" if ctx is not None else "--help"
-    return f"No such option: {printable(name)}. `{where.replace(chr(39), '')}` lists all options."
+    help_command = f"{ctx.command_path} --help" if ctx is not None else "--help"
+    return f"No such option: {printable(name)}. `{help_command}` lists all options."

@@ -109,8 +109,8 @@ def verify(
 
 
 # Options for arrays do not apply to files.
-_FILE_MESSAGES = ("memory", "jobs", "requests")
-_TOTAL_MESSAGES = ("path", "as_json", "progress", *_FILE_MESSAGES)
+_FILE_OPTIONS = ("memory", "jobs", "requests")
+_ACCEPTED_OPTIONS = ("path", "as_json", "progress", *_FILE_OPTIONS)
 
 
 def _verify_files(path: Location, as_json: bool, progress: bool, scanning: Scanning) -> None:
@@ -119,10 +119,10 @@ def _verify_files(path: Location, as_json: bool, progress: bool, scanning: Scann
     context = click.get_current_context()
     for option in context.command.params:
         name = option.name or ""
-        is_said = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        if is_said and name not in _TOTAL_MESSAGES:
+        is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if is_given and name not in _ACCEPTED_OPTIONS:
             raise UsageError(
-                f"{option.opts[0]} does not apply where files are compared with their listed digests",
+                f"{option.opts[0]} does not apply when files are compared with their listed digests",
                 hint=f"leave it out, or pass a reference with {flag('against', 'SRC')}",
             )
     with progress_events(progress) as observe:

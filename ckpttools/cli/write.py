@@ -74,7 +74,7 @@ class OutputOptions:
     process: str | None
 
     @classmethod
-    def taken(cls, ctx: click.Context) -> OutputOptions:
+    def pop_from(cls, ctx: click.Context) -> OutputOptions:
         """Remove the flags from a context's parameters, so that the command gets only the others."""
         return cls(**{item.name: ctx.params.pop(item.name) for item in fields(cls)})
 
@@ -87,15 +87,13 @@ class WriteCommand(BaseCommand):
     """
 
     def invoke(self, ctx: click.Context) -> None:
-        output = ctx.obj = OutputOptions.taken(ctx)
+        output = ctx.obj = OutputOptions.pop_from(ctx)
         report: object = None
         if output.distributed and not output.dry_run:
             _make_absolute(ctx.params)
             report = run_distributed(partial(self.plan, ctx), output)
         else:
-            ctx.params["command"] = resumable_command()
-            with swaps_explained(ctx.params):
-                prepared = super().invoke(ctx)
+            prepared = self.plan(ctx)
             if prepared is not None:
                 report = (
                     _print_plan(prepared, _source(ctx), output) if output.dry_run else _run(prepared, output)
@@ -117,7 +115,7 @@ class WriteCommand(BaseCommand):
             UsageError: A flag applies only to commands that run.
             CheckpointError: The command cannot be planned.
         """
-        output = ctx.obj = OutputOptions.taken(ctx)
+        output = ctx.obj = OutputOptions.pop_from(ctx)
         for flag, is_given in (("--dry-run", output.dry_run), ("--resume", ctx.params.get("resume"))):
             if is_given:
                 raise UsageError(f"{flag} has no meaning for a plan in a file", hint="leave it out")
@@ -250,13 +248,13 @@ def error_lines(errors: Mapping[str, QuantizationError]) -> Iterator[str]:
     """
     if not errors:
         return
-    together = total_error(errors)
-    if not together.largest:
-        yield f"{plural(len(errors), 'array')} quantized without any error: each value is kept"
+    total = total_error(errors)
+    if not total.largest:
+        yield f"{plural(len(errors), 'array')} quantized without error: all values are unchanged"
         return
     worst = [(printable(name), *_error_cells(errors[name])) for name in list(errors)[:_MAX_WORST]]
-    both = (f"all {plural(len(errors), 'array')}", *_error_cells(together))
-    yield from draw_table(_COLUMNS, [*worst, both], width())
+    all_arrays = (f"all {plural(len(errors), 'array')}", *_error_cells(total))
+    yield from draw_table(_COLUMNS, [*worst, all_arrays], width())
 
 
 def _error_cells(error: QuantizationError) -> tuple[str, str]:

@@ -177,7 +177,7 @@ def _convert_argument(
     except _WrongTypeError:
         words = " or ".join(_describe_type(kind))
         if limits is not None:
-            words = words.replace("an integer", limits.integers())
+            words = words.replace("an integer", limits.numbers())
         refuse(name, value, words)
 
 

@@ -99,10 +99,10 @@ class Option:
             return self._check(value, isinstance(value, bool), "True or False")
         if self.type is int:
             is_number = isinstance(value, int) and not isinstance(value, bool) and self.allows(value)
-            return self._check(value, is_number, self.integers())
+            return self._check(value, is_number, self.numbers())
         if self.type is float:
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            return self._check(value, is_number, "a number")
+            is_number = isinstance(value, int | float) and not isinstance(value, bool) and self.allows(value)
+            return self._check(value, is_number, self.numbers())
         if self.type is str:
             return self._check(value, isinstance(value, str) and value, "text that is not empty")
         return parse_size_option(self.name, value) if self.type is parse_size else self.type(value)
@@ -112,15 +112,21 @@ class Option:
 
     def allows(self, value: float) -> bool:
         """Return whether a number is within the limits."""
-        return not (
-            (self.least is not None and value < self.least) or (self.most is not None and value > self.most)
+        # NaN is within no limits.
+        return (
+            (self.least is None or value >= self.least)
+            and (self.most is None or value <= self.most)
+            and (self.below is None or value < self.below)
         )
 
-    def integers(self) -> str:
-        """Describe the integers within the limits."""
+    def numbers(self) -> str:
+        """Describe the numbers within the limits."""
+        noun = "an integer" if self.type is int else "a number"
         if self.most is not None:
-            return f"an integer from {self.least} to {self.most}"
-        return "an integer" if self.least is None else f"an integer of at least {self.least}"
+            return f"{noun} from {self.least} to {self.most}"
+        if self.below is not None:
+            return f"{noun} of at least {self.least} and less than {self.below}"
+        return noun if self.least is None else f"{noun} of at least {self.least}"
 
     def asks_for_nothing(self, value: object) -> bool:
         """Return whether a value is the default, so that formats without the option can ignore it."""
@@ -201,7 +207,7 @@ def parse_options(
         declared: Given values by name.
         others: Returns options of other formats, and is called only for unknown names. Options of other
             formats are accepted with their default values.
-        what: Beginning of the error message, such as "zarr3 is not stored".
+        subject: Beginning of the error message, such as "zarr3 is not stored".
 
     Raises:
         UsageError: An option is unknown, or a value is invalid.

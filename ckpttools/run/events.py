@@ -86,12 +86,12 @@ class Receipt:
         bytes_referenced: Bytes of chunks that are shared with the source files instead of being copied.
         bytes_dead: Other bytes in the shared files.
         bytes_unlinked: Referenced bytes that were copied because the store refused links.
-        source: Absolute location of the source, with the commit for models on the hub; "" if unknown.
+        source: Absolute location of the source, with the commit for models on the Hub; "" if unknown.
         counts: Number of values that could not be kept, by array and outcome (see
             `ckpttools.transforms.cast`), including tasks of earlier runs.
         errors: Quantization error of each quantized array, largest first.
         traffic: Network requests after planning, by address such as "gs://".
-        published: The published repository on the hub; None for other destinations.
+        published: The published repository on the Hub; None for other destinations.
         notes: Notes of the plan: changed values, dropped arrays and remarks.
         next: Commands and settings that load the checkpoint; empty unless the command line requests them.
     """

@@ -1,7 +1,7 @@
-"""Pages that the site has and the repository has not: one for each command and each public name.
+"""Generate the pages that exist only on the site: one for each command and each public name.
 
-The home page is README.md, and cli.md and reference.md are cut at their headings. Each page is also there as
-Markdown, next to its HTML.
+The home page is README.md, and cli.md and reference.md are split at their headings. Each page is also written
+as Markdown, next to its HTML.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ TOP = {
     "changelog.md": "CHANGELOG.md",
     "benchmarks.md": "benchmarks/README.md",
 }
-# Search in pages that are opened as files needs a script, which the theme would fetch from the web.
+# Search in pages opened as files needs this script, which the theme would otherwise fetch from the web.
 SHIM = "iframe-worker.js"
 LINK = re.compile(r"\]\((?!https?://)([^)#]*)(#[^)]*)?\)")
-CUT = {"cli.md": ("cli", "Command line"), "reference.md": ("api", "Python")}
+SPLIT = {"cli.md": ("cli", "Command line"), "reference.md": ("api", "Python")}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -35,9 +35,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name, source in TOP.items():
         text = LINK.sub(_link_of_top, (ROOT / source).read_text())
         files.append(File.generated(config, name, content=text))
-    for name, (directory, _) in CUT.items():
+    for name, (directory, _) in SPLIT.items():
         files.remove(files.get_file_from_path(name))
-        for page, text in cut(name, directory):
+        for page, text in split(name, directory):
             files.append(File.generated(config, page, content=text))
     return files
 
@@ -45,7 +45,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> Navigation:
     """List the pages of commands and public names below Reference."""
     reference = next(item for item in nav.items if item.title == "Reference")
-    for directory, title in CUT.values():
+    for directory, title in SPLIT.values():
         pages = [file.page for file in files if file.src_uri.startswith(f"{directory}/") and file.page]
         section = Section(title, sorted(pages, key=lambda page: page.file.src_uri != f"{directory}/index.md"))
         section.parent = reference
@@ -56,18 +56,18 @@ def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> Navigation:
 
 
 def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: Files) -> str:
-    """Lead links to cut pages to the page of their heading."""
+    """Redirect links into split pages to the page of their heading."""
     depth = page.file.src_uri.count("/")
 
-    def lead(match: re.Match[str]) -> str:
+    def redirect(match: re.Match[str]) -> str:
         target, anchor = match[1], (match[2] or "")[1:]
         name = target.rpartition("/")[2]
         above = {f"../{source}": f"{page}{anchor and '#'}{anchor}" for page, source in TOP.items()}
         if target in above:
             return f"]({above[target]})"
-        if name not in CUT and not (target == "" and depth and anchor):
+        if name not in SPLIT and not (target == "" and depth and anchor):
             return match[0]
-        directory = CUT[name][0] if name in CUT else page.file.src_uri.partition("/")[0]
+        directory = SPLIT[name][0] if name in SPLIT else page.file.src_uri.partition("/")[0]
         known = {file.src_uri for file in files}
         own = f"{directory}/{anchor}.md"
         found = own if own in known else f"{directory}/index.md"
@@ -75,7 +75,7 @@ def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: File
             return match[0]
         return f"]({'../' * depth}{found})"
 
-    return LINK.sub(lead, markdown)
+    return LINK.sub(redirect, markdown)
 
 
 def on_post_page(output: str, page: Any, config: MkDocsConfig) -> str:
@@ -93,7 +93,7 @@ def on_post_build(config: MkDocsConfig) -> None:
         Path(config.site_dir, source.name).write_text(source.read_text())
 
 
-def cut(name: str, directory: str) -> Iterator[tuple[str, str]]:
+def split(name: str, directory: str) -> Iterator[tuple[str, str]]:
     """Yield a page for each heading of the second level, and one for the text above the first."""
     anchor = _anchors()
     parts = re.split(r"^(?=## )", (DOCS / name).read_text(), flags=re.MULTILINE)
@@ -105,7 +105,7 @@ def cut(name: str, directory: str) -> Iterator[tuple[str, str]]:
 
 
 def _anchors() -> Callable[[str], str]:
-    """Return a function that names headings as their links do; the second of a name gets a number."""
+    """Return a function that maps headings to their anchors; repeated headings get a number."""
     seen: dict[str, int] = {}
 
     def anchor(heading: str) -> str:
@@ -117,13 +117,13 @@ def _anchors() -> Callable[[str], str]:
 
 
 def _link_up(match: re.Match[str]) -> str:
-    """Lead a link of a page in docs/ from a page one directory below."""
+    """Adapt a link of a page in docs/ to a page one directory below."""
     target, anchor = match[1], match[2] or ""
     return f"](../{target}{anchor})" if target else match[0]
 
 
 def _link_of_top(match: re.Match[str]) -> str:
-    """Lead a link of a file above docs/ to the page of this site."""
+    """Adapt a link of a file above docs/ to the page of this site."""
     target, anchor = match[1], match[2] or ""
     pages = {source: page for page, source in TOP.items()}
     if target in pages:
