@@ -51,7 +51,7 @@ def partial_peft_config(
     Args:
         settings: The configuration of the complete adapter.
         location: Its location, for messages.
-        kept, gone: Names of the arrays that are kept and of those that are left out.
+        kept, removed: Names of the arrays that are kept and of those that are left out.
 
     Raises:
         ConfigError: A field is not a list of names, or a pattern is not supported.

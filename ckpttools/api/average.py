@@ -142,7 +142,7 @@ def steps_of(run: LocationLike, value: str | Sequence[int]) -> tuple[int, ...]:
 
     Args:
         run: A run directory.
-        declared: Step numbers, or text with comma-separated numbers and ranges: "1000"; "1000..5000/500" for
+        value: Step numbers, or text with comma-separated numbers and ranges: "1000"; "1000..5000/500" for
             exactly these steps, which must exist; "1000..5000", "1000.." and "..5000" for all finished steps
             in the range.
 

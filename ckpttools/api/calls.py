@@ -64,7 +64,7 @@ class Call:
 
         Args:
             jobs: Number of workers, which determines the size of tasks.
-            there: Maps a recorded location to its location on this machine.
+            relocate: Maps a recorded location to its location on this machine.
             code: The code that the user named (`user_code`). It replaces the code in the arguments, and no
                 other code runs. None if the call comes from the user, not from a file.
 

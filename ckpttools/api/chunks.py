@@ -153,9 +153,9 @@ def mesh_gain(rules: AppliedRules, reading: ReadOptions, tree: Tree, layout: Lay
     """Predict the reads of the same arrays in two layouts. Reads only indexes of the source.
 
     Args:
-        asked: The source, mesh and rules.
+        rules: The source, mesh and rules.
         reading: How the source was opened.
-        built: The tree to write; `layout` has the locations of its arrays.
+        tree: The tree to write; `layout` has the locations of its arrays.
 
     Raises:
         CheckpointError: An index of the source is damaged or cannot be read.
@@ -171,8 +171,8 @@ def rule_specs(rules: AppliedRules) -> PathSpecs:
     return PathSpecs(f"rules {rules.rules.name}", specs)
 
 
-def _predict_load(asked: AppliedRules, specs: PathSpecs, storage: Storage) -> LoadCost:
-    result = inspect_chunks(asked.tree, storage, "*", asked.mesh, specs).loading
+def _predict_load(rules: AppliedRules, specs: PathSpecs, storage: Storage) -> LoadCost:
+    result = inspect_chunks(rules.tree, storage, "*", rules.mesh, specs).loading
     assert result is not None  # A mesh is given.
     return result
 

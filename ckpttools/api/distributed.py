@@ -86,10 +86,10 @@ def _part_of(job: Service) -> Part:
 
 
 def _run_worker_process(job: Service, plan: Callable[[], Prepared], callbacks: Callbacks) -> None:
-    declared = job.get_bytes("plan")
-    if not declared:
+    content = job.get_bytes("plan")
+    if not content:
         raise OtherProcessError(_end_of(job))
-    file = decode_plan(zlib.decompress(declared), "what process 0 has planned")
+    file = decode_plan(zlib.decompress(content), "the plan of process 0")
     job.set_status(_HERE, describe_this_process())
     observe = _stop_when_job_ends(lambda: _check_ended(job), callbacks.observe)
     # Only code that this process's own command line names may run, not code that process 0 names.
@@ -105,7 +105,7 @@ def _user_code(prepared: Prepared) -> Mapping[str, str]:
 
 
 def _end_of(job: Service) -> str:
-    """Wait for the final message of process 0: "" or the reason of its failure."""
+    """Wait for the final message of process 0: "" or the reason for its failure."""
     return job.get(f"{_END}/0")
 
 
@@ -177,7 +177,7 @@ def _wait(
     Raises:
         OtherProcessError: A process has failed or no longer exists. The message names it.
     """
-    started = declared = last_check = time.monotonic()
+    started = reported = last_check = time.monotonic()
     count, pause = job.count, _POLL_SECONDS
     while True:
         _check_failed(job)
@@ -192,8 +192,8 @@ def _wait(
             if _are_done(job, result.parts, statuses, earlier):
                 return
             last_check, pause = time.monotonic(), min(2 * pause, _REPORT_SECONDS)
-            if last_check - declared > _REPORT_SECONDS:
-                declared = last_check
+            if last_check - reported > _REPORT_SECONDS:
+                reported = last_check
                 waiting(result)
         time.sleep(_POLL_SECONDS)
 
@@ -206,7 +206,7 @@ def _are_done(
     Args:
         job, earlier: See `_wait`.
         parts: State of the parts at the destination, read before the processes are asked.
-        here: Description of each process that has started.
+        statuses: Description of each process that has started.
 
     Raises:
         OtherProcessError: A process no longer exists.

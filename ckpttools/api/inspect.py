@@ -78,7 +78,7 @@ def compare_with_reference(
 
     Args:
         tree: Any checkpoint.
-        what: Name of a family, a file that describes one, a configuration, or another checkpoint; for an
+        reference: Name of a family, a file that describes one, a configuration, or another checkpoint; for an
             adapter, the base model.
         pattern: Shell pattern of paths.
         read: How to open the other checkpoint.

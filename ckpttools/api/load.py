@@ -511,7 +511,7 @@ def _padding_rows_of_template(tree: Tree, template: TreeTemplate | None) -> int 
         return None
     text = (
         f"{option('like')} has {rows} rows of token embeddings, the model {vocab}: the other {rows - vocab} "
-        f"are zeros, as {option('pad_vocab', rows)} says"
+        f"are zeros, as with {option('pad_vocab', rows)}"
     )
     warnings.warn(text, PaddedVocabularyWarning, stacklevel=2)
     return rows

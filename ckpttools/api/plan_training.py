@@ -410,7 +410,7 @@ def parse_duration(value: float | str, name: str = "a duration") -> float:
     """Parse seconds: a number, or text with a unit.
 
     Args:
-        declared: A duration such as 90, "90" or "1.5h".
+        value: A duration such as 90, "90" or "1.5h".
         name: Name for messages.
 
     Raises:

@@ -63,7 +63,7 @@ def merge_command_hint(*trees: Tree) -> str | None:
         if location is None or not (is_adapter(tree) or is_maxtext_adapter(tree)):
             continue
         if command := merge_command(location):
-            return f"an adapter is compared once it is merged: {command}"
+            return f"merge the adapter before comparing it: {command}"
     return None
 
 

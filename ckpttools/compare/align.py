@@ -473,8 +473,8 @@ def as_wide_as(
     All arrays are unrounded if the conversion would cast them, because casting rounds first.
 
     Args:
-        there: The stored arrays.
-        built: Arrays of a conversion that may round, under the same names.
+        other: The stored arrays.
+        arrays: Arrays of a conversion that may round, under the same names.
         exactly: Returns the arrays of a conversion without rounding.
     """
     short = [name for name, array in arrays.items() if _has_bits(array, 16)]

@@ -268,8 +268,8 @@ def require_none(options: ConversionOptions | None, reason: str) -> None:
     """Reject options that would be ignored.
 
     Args:
-        declared: Options of a conversion.
-        why: Why there is no conversion.
+        options: Options of a conversion.
+        reason: Why there is no conversion.
 
     Raises:
         UsageError: Options are set.

@@ -86,7 +86,7 @@ def hints_after_manifest(
 
     Args:
         result: All differences.
-        mine, expected: The compared digests, by name.
+        actual, expected: The compared digests, by name.
     """
     if actual and expected and not actual.keys() & expected.keys():
         return (

@@ -34,7 +34,7 @@ def drop_padding(both: Pairing[LazyArray], padding_mode: str | None, memory: int
 
     Args:
         both: The arrays to compare.
-        way: See `ckpttools.maxtext.vocabulary.counted_rows`.
+        padding_mode: See `ckpttools.maxtext.vocabulary.counted_rows`.
         memory: Maximum resident bytes.
 
     Raises:

@@ -53,10 +53,10 @@ def compare(
 def side_by_side(
     arrays: Mapping[str, LazyArray], expected: Mapping[str, LazyArray]
 ) -> list[tuple[WholeArray, LazyArray]]:
-    """Pair all arrays of `mine` with those of `expected`, as stacks if that is cheaper to read.
+    """Pair all of `arrays` with those of `expected`, as stacks if that is cheaper to read.
 
     Args:
-        mine: Arrays by name.
+        arrays: Arrays by name.
         expected: Arrays that include these names, with the same shapes; each side has a single dtype.
     """
     pairs: list[tuple[WholeArray, LazyArray]] = []

@@ -118,7 +118,7 @@ def room_for(
 
     Args:
         names: Names of the files.
-        held: Bytes of files that stay in memory until all others are complete.
+        held_bytes: Bytes of files that stay in memory until all others are complete.
         source, destination: The stores.
         memory: Maximum resident bytes.
         jobs: Maximum number of workers.

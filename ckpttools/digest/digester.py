@@ -55,7 +55,7 @@ class Digester:
         """Add a region that has not been added before. May be called from any thread.
 
         Args:
-            whole: An array that contains arrays of the digester.
+            array: An array that contains arrays of the digester.
             region: Region of the array.
             values: Elements of the region, as carriers of the dtype; they may be overwritten afterwards.
         """

@@ -33,7 +33,7 @@ def check_paths(tree: Tree, name_of: Callable[[Path], str], subject: str) -> Non
     Args:
         tree: The tree to write.
         name_of: Returns a leaf's name on disk.
-        what: The format's name, for the message.
+        subject: The format's name, for the message.
 
     Raises:
         FormatError: Names are not valid Unicode, too long, or have too many keys. The message lists them.
@@ -63,7 +63,7 @@ def check_plain(tree: Tree, subject: str) -> None:
 
     Args:
         tree: The tree to write.
-        what: The format's name, for the message.
+        subject: The format's name, for the message.
 
     Raises:
         FormatError: The tree has such leaves. The message lists them.
@@ -85,7 +85,7 @@ def check_dtypes(
     Args:
         tree: The tree to write.
         spelling: Returns the format's name for a dtype, or None if it is not supported.
-        what: The format's name, for the message.
+        subject: The format's name, for the message.
         cast: A supported dtype to which floating-point arrays can be cast.
 
     Raises:

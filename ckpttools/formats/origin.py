@@ -19,7 +19,7 @@ def with_origin(tree: Tree, read: Tree) -> Tree:
     """Return a tree that records the origin of its source.
 
     Args:
-        built: The tree to write.
+        tree: The tree to write.
         read: The source as opened; nothing is recorded if its location is not pinned to a commit.
     """
     location = parse(read.metadata.location) if read.metadata.location else None

@@ -65,7 +65,7 @@ def reference_mode(requested: bool | None, *, by_default: bool, encodes: bool) -
     """Choose the mode from the user's options.
 
     Args:
-        asked: True to reference everything possible, False to copy, None for the default.
+        requested: True to reference everything possible, False to copy, None for the default.
         by_default: Whether the command references chunks by default. Commands that change the tree do;
             commands whose purpose is another layout do not.
         encodes: Whether the user chose an encoding for chunks, which requires writing them.

@@ -274,7 +274,7 @@ def near_zero(carriers: np.ndarray, dtype: DType, found: Extremes, scratch: Scra
     Args:
         carriers: Carriers of any shape and strides.
         dtype: Dtype of the elements.
-        seen: Extremes of the elements.
+        found: Extremes of the elements.
         scratch: Memory for the carriers and one additional byte per carrier.
     """
     if found.nearest >= dtype.smallest_normal:

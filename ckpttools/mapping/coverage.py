@@ -294,7 +294,7 @@ def remaining_keys(
         arrays: All arrays that exist.
         known: Keys that rows describe.
         extra: Keys that no row describes.
-        way: How the user can leave out arrays if there is no option for it.
+        drop_hint: How the user can leave out arrays if there is no option for it.
         is_told: Whether the error already explains the fault in another way.
     """
     packed = find_weights(arrays)

@@ -403,9 +403,9 @@ def require_same_values(
     """Raise an error if a configuration gives other values than the one in the checkpoint.
 
     Args:
-        mine: The rows bound to the configuration that is used.
+        own_table: The rows bound to the configuration that is used.
         carried: The same family's rows bound to the configuration in the checkpoint.
-        arrays: MaxText arrays that match `mine`.
+        arrays: MaxText arrays that match `own_table`.
         location: The location of the configuration that is used.
 
     Raises:

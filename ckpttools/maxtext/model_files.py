@@ -194,7 +194,7 @@ def stale_files(
 
     Args:
         names: The names of the files next to a model.
-        built: The arrays that are written.
+        tree: The arrays that are written.
         before, after: The configuration next to the files, and the one that is written; None if unchanged.
     """
     is_same = after is None or declared_quantization(before) == declared_quantization(after)

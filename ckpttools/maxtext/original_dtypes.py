@@ -52,7 +52,7 @@ def restore_dtype(array: LazyArray, main: DType | None, recorded: str | None) ->
     Args:
         array: The stored array, possibly wider than the original.
         main: The most common dtype.
-        noted: The name of the recorded dtype; None for the main dtype.
+        recorded: The name of the recorded dtype; None for the main dtype.
     """
     if main is None or not is_wider(array.dtype, main):
         return array

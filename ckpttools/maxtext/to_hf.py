@@ -346,7 +346,7 @@ def hf_value_notes(
 
     Args:
         mapped: The arrays, and the effect of their rows on values.
-        built: The same arrays, rounded to their original dtypes.
+        arrays: The same arrays, rounded to their original dtypes.
         options: The user's options.
         dropped: The arrays that are left out.
     """
@@ -413,8 +413,8 @@ def config_remarks(
 
     Args:
         config: The configuration; None if there is none.
-        built: The arrays that are written with the configuration.
-        lacking: Whether the available model has no additional arrays.
+        arrays: The arrays that are written with the configuration.
+        is_missing_parts: Whether the available model has no additional arrays.
     """
     if config is None:
         remedy = f"{option('like')} uses that of the original model"

@@ -373,9 +373,9 @@ def with_layers_on_scan_axis(
 
     Args:
         arrays: All arrays of the model.
-        odd: Paths of arrays that are known to have layers on axis 0; for others, the number of layers
+        misplaced: Paths of arrays that are known to have layers on axis 0; for others, the number of layers
             decides.
-        noted: The noted scan axis; see `ckpttools.maxtext.layers.scan_axis`.
+        recorded_axis: The recorded scan axis; see `ckpttools.maxtext.layers.scan_axis`.
     """
     decoder = decoder_parameters({path: item for path, item in arrays.items() if path not in misplaced})
     axis = scan_axis(decoder, recorded_axis)

@@ -158,7 +158,7 @@ def drop_vocabulary_padding(
 
     Args:
         arrays, shapes: As for `find_surpluses`.
-        way, memory: As for `counted_rows`, which also raises the errors.
+        padding_mode, memory: As for `counted_rows`, which also raises the errors.
     """
     result = find_surpluses(arrays, shapes)
     rows = count_surplus_rows(result, padding_mode, memory)
@@ -171,8 +171,8 @@ def count_surplus_rows(extra: Mapping[str, Surplus], padding_mode: str | None, m
 
     Args:
         extra: The surplus rows by any names.
-        way: "keep" counts all rows and "drop" none, without reading them; None decides by their content,
-            which is always done for arrays that only MaxText has.
+        padding_mode: "keep" counts all rows and "drop" none, without reading them; None decides by their
+            content, which is always done for arrays that only MaxText has.
         memory: The peak memory limit in bytes.
 
     Raises:
@@ -209,7 +209,7 @@ def refuse_learned_rows(
     Args:
         extra: The surplus rows by any names.
         location: The location of the checkpoint, for messages.
-        way: How the user wants to handle surplus rows; if set, the rows are not read.
+        padding_mode: How the user wants to handle surplus rows; if set, the rows are not read.
         memory, reserved: See `Surplus.first_learned`.
 
     Raises:

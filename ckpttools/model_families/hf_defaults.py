@@ -127,7 +127,7 @@ def contradicted_defaults(text: Mapping[str, Any], config: Mapping[str, Any]) ->
 
     Args:
         text: The text part as a separate model with its own type.
-        whole: The configuration that contains the text part.
+        config: The configuration that contains the text part.
 
     Returns:
         The unstated fields whose defaults differ between the two model types.

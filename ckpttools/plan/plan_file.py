@@ -124,7 +124,7 @@ class PlannedSource:
         """Open the file in this process.
 
         Args:
-            there: Maps a planned path to the path in this process.
+            relocate: Maps a planned path to the path in this process.
             owners: Describes the arrays at an offset of the file, for messages.
 
         Raises:
@@ -259,7 +259,7 @@ class PlanFile:
         Args:
             first, stop: Range of group indices.
             jobs: Number of workers.
-            there: Maps a planned path to the path in this process.
+            relocate: Maps a planned path to the path in this process.
 
         Raises:
             FormatError: The file is damaged.

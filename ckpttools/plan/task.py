@@ -87,7 +87,7 @@ def tile_shape(
         limit: Maximum elements of a tile.
         cells: Cell shapes of grids. Axes are divided along cells while the shape spans several of them.
         cost: Returns the cost per element of a tile.
-        whole: Whether cells must not be divided.
+        is_complete: Whether cells must not be divided.
 
     Returns:
         The shape; None if a single cell has more elements.

@@ -158,7 +158,7 @@ def interpret_weights(
     Args:
         arrays: All arrays by name.
         result: The quantized weights among the arrays.
-        declared: The `quantization_config` that describes the weights.
+        settings: The `quantization_config` that describes the weights.
         shapes: As for `ckpttools.quantized.schemes.base.Module`.
     """
     settings = settings or {}

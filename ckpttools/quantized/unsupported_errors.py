@@ -177,7 +177,7 @@ def remedy(settings: Mapping[str, Any] | None, *, is_read: bool = True, location
     """Return a hint for quantized weights where plain weights are required.
 
     Args:
-        declared: The `quantization_config`.
+        settings: The `quantization_config`.
         is_read: Whether the weights are readable if their method is supported.
         location: Location of the checkpoint.
     """
@@ -219,7 +219,7 @@ def require_numbers(tree: Tree, reason: str) -> None:
 
     Args:
         tree: Any checkpoint.
-        why: The reason why plain numbers are needed, as a sentence.
+        reason: The reason why plain numbers are needed, as a sentence.
 
     Raises:
         FormatError: The tree has such weights.

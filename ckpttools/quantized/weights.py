@@ -460,7 +460,7 @@ def auxiliary_tensors(
     Args:
         arrays: Names of all arrays, with keys joined by dots.
         weights: Name of each quantized weight -> names of its scales.
-        whole: The weights that own everything below their modules.
+        complete: The weights that own everything below their modules.
 
     Returns:
         Name of a weight -> names in the order of `arrays`. An array may have several owners.

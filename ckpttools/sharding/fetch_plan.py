@@ -149,8 +149,8 @@ def choose_read_mode(
 
     Args:
         array: The array to read.
-        homes: Regions that the devices of each process need; without `single_replica`, a sample of processes
-            suffices.
+        regions: Regions that the devices of each process need; without `single_replica`, a sample of
+            processes suffices.
         processes: Number of processes.
         devices: Devices per process if all processes have the same number, contiguous in the mesh; otherwise
             None.

@@ -63,7 +63,7 @@ class BlockCache:
     """A thread-safe LRU cache of blocks; each block is requested by only one thread.
 
     Args:
-        kept: The cache to use, which may be shared; None creates a separate one.
+        cache: The cache to use, which may be shared; None creates a separate one.
     """
 
     def __init__(self, cache: ByteCache[Any] | None = None) -> None:

@@ -185,17 +185,17 @@ def check_free(share: Share, members: Iterable[Member], location: object) -> Non
             )
 
 
-def in_use_error(action: str, members: Sequence[Member], location: object, wait: str) -> LockedError:
+def in_use_error(message: str, members: Sequence[Member], location: object, wait: str) -> LockedError:
     """Return the error for a destination that other processes write to.
 
     Args:
-        what: The first line of the error.
+        message: The first line of the error.
         members: The processes; at least one.
         location: The destination.
         wait: The hint while the processes are active.
     """
     release = f"; to release its claim: {members[0].release}" if members[0].release else ""
-    return LockedError(action, location=location, got=first_names([*map(str, members)]), hint=wait + release)
+    return LockedError(message, location=location, got=first_names([*map(str, members)]), hint=wait + release)
 
 
 class PublishedError(DestinationExistsError):
@@ -254,7 +254,7 @@ def members_command(existing: JobInfo | None = None) -> str:
     """Return the command that lists the processes of a plan.
 
     Args:
-        begun: The work of the processes, whose command names the plan; None if unknown.
+        existing: The work of the processes, whose command names the plan; None if unknown.
     """
     words = split(existing.command) if existing else []
     return action("plan_status", words[2] if words[:2] == ["ckpt", "run"] else PLAN)

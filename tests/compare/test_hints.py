@@ -222,7 +222,7 @@ def test_incomparable_trainer_and_adapter_names_are_explained(tmp_path):
     assert told.startswith("no array has the same name on both sides: `ckpt select ")
     assert f"ckpt select {trainers / 'open-instruct'} DST --prefix policy" in told
     (told,) = hints("diff", peft / "bases/llama-float32", peft / "plain")
-    merging = f"an adapter is compared once it is merged: ckpt adapter merge BASE {peft / 'plain'} MODEL"
+    merging = f"merge the adapter before comparing it: ckpt adapter merge BASE {peft / 'plain'} MODEL"
     assert merging in told
     told = ended("verify", peft / "plain", "--against", peft / "bases/llama-float32", code=1).output
     assert merging in " ".join(told.split())

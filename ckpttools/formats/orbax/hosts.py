@@ -79,7 +79,7 @@ def incomplete_hosts_error(
     Args:
         path: The directory of hosts.
         hosts: The result of `hosts_at`.
-        lacking: Lines that list what is missing.
+        missing_text: Lines that list what is missing.
     """
     names = [host.name for host in hosts]
     hint = f"{action('list_saves', str(path))} lists the hosts that would provide it"

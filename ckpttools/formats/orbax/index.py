@@ -84,7 +84,7 @@ def union_of(directory: Location, max_bytes: int, *, is_complete: bool = False) 
     different saves, and either could be wrong.
 
     Args:
-        whole: Whether to compare all bytes of replicated values, not only their ends.
+        is_complete: Whether to compare all bytes of replicated values, not only their ends.
     """
     processes = processes_of(directory)
     entries: dict[bytes, Entry] = {}

@@ -130,7 +130,7 @@ def _check_groups(path: Location, existing: Collection[str], holders: Iterable[C
 
     Args:
         path: The opened directory.
-        there: Names of all files.
+        existing: Names of all files.
         holders: The files that have a part of each tensor.
     """
     files = {frozenset(map(_split_process_number, names)) for names in holders}

@@ -456,7 +456,7 @@ def saved_value(part: FilePart, source: ByteSource, offset: int) -> tuple[object
 
     Args:
         part: The embedded file.
-        whole, offset: The surrounding file, and the offset of the embedded file.
+        source, offset: The surrounding file, and the offset of the embedded file.
 
     Raises:
         FormatError: The embedded file is damaged, or has objects that weights do not have.
@@ -473,7 +473,7 @@ def checksums_of(source: File, offset: int, nbytes: int, name: str) -> Iterator[
     """Yield the storages with a checksum in an embedded torch.save file; files of other kinds have none.
 
     Args:
-        whole, offset, nbytes: The surrounding file, and the byte range of the embedded file.
+        source, offset, nbytes: The surrounding file, and the byte range of the embedded file.
         name: Name of the saved object.
 
     Raises:

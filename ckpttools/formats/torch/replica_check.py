@@ -162,7 +162,7 @@ def _are_experts(expert_layers: Sequence[Mapping[str, LazyArray]], looks: Collec
     are equal.
 
     Args:
-        alike: The equal data of the files.
+        expert_layers: The equal data of the files.
         looks: The compared data of all files.
     """
     first = expert_layers[0]

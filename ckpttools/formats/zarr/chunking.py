@@ -122,7 +122,7 @@ def parse_chunks(value: object) -> GivenChunks:
     """Parse the user's chunk shapes.
 
     Args:
-        declared: Text, such as "*/wo/kernel=512x1x-,*/scale=-", or shapes by pattern, with None for a full
+        value: Text, such as "*/wo/kernel=512x1x-,*/scale=-", or shapes by pattern, with None for a full
             axis: {"*/wo/kernel": (512, 1, None), "*/scale": (None,)}.
 
     Raises:

@@ -120,7 +120,7 @@ def find_mistakes(settings: Iterable[ModelSetting], version: str) -> Iterator[Mi
     """Yield the settings that MaxText refuses because of their names or values.
 
     Args:
-        declared: The settings, with nested groups.
+        settings: The settings, with nested groups.
         version: The version of MaxText.
     """
     kinds = setting_kinds(version)

@@ -71,7 +71,7 @@ class LocalDataFiles:
             heads: The first bytes of some files.
             is_alone: Whether no other process writes the files. Space is reserved only in this case: if a
                 file system cannot reserve space, the C library writes zeros over the data of other processes.
-            written: Registry of written files; None creates one.
+            written_files: Registry of written files; None creates one.
 
         Raises:
             StorageError, NoSpaceError: A file cannot be created or opened.

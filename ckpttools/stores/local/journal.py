@@ -319,7 +319,7 @@ def locked_error(reason: str, location: object, descriptor: int) -> LockedError:
     """Return the error for a lock that another process holds.
 
     Args:
-        what: The first line of the error.
+        reason: The first line of the error.
         location: The locked location.
         descriptor: The file or the directory that has the lock.
     """

@@ -282,7 +282,7 @@ class Bucket:
 
         Args:
             key: Key of the directory.
-            listed: Lists the directory with obstore's client.
+            list_page: Lists the directory with obstore's client.
             progress: Returns the number of objects listed so far. Progress resets the number of tries.
         """
         retries, seconds = (RETRIES, RETRY_SECONDS) if self._has_answered else (FIRST_RETRIES, FIRST_SECONDS)

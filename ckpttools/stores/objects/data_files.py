@@ -153,7 +153,7 @@ def find_changed_objects(
 
     Args:
         bucket, key: Location of the objects.
-        there: A listing of the location.
+        existing: A listing of the location.
         versions: The versions to expect.
 
     Raises:

@@ -280,7 +280,7 @@ def wrong_api_error(request: BucketRequest, answer: str) -> StorageError:
     """Return the error for a server that does not support the cloud's API.
 
     Args:
-        asked: The request.
+        request: The request.
         answer: The response, for the message.
     """
     words = request.words

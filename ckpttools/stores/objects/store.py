@@ -413,7 +413,7 @@ def is_proven_copy(source: ObjectFile, result: Status, copy_status: Status | Non
     Args:
         source: The object as it was opened.
         result: The status of the same object after the copy.
-        built: The status of the copy.
+        copy_status: The status of the copy.
         seconds: Duration of the copy in seconds.
     """
     if copy_status is None or copy_status.size != source.size or result.version != source.version:

@@ -479,7 +479,7 @@ class Attempts:
 
         Args:
             got: Description of the failed attempt.
-            asked: Seconds that the server asks to wait.
+            retry_after: Seconds that the server asks to wait.
             limit: Useful number of attempts after this failure, if smaller than usual.
             hint: Hint for the error; "" for the general one.
 
