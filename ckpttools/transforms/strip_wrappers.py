@@ -121,7 +121,17 @@ def patterns_outside_state_dict(tree: Tree, drop: Collection[str] = ()) -> list[
     numbers = tree.metadata.scalars
     # Numbers next to the state dict are dropped with the wrappers.
     other_paths = [p for p in arrays if (p[:-1] != outer or p in numbers) and not (outer and p in numbers)]
-    return list(dict.fromkeys(_pattern(path, outer) for path in other_paths))
+    others = set(other_paths)
+    own = [dotted(path) for path in arrays if path not in others]
+    patterns = {path: _pattern(path, outer) for path in other_paths}
+    # Keys of a flat state dict have dots: "model.*" would also match "model.norm.weight".
+    unsafe = {
+        pattern
+        for pattern in set(patterns.values())
+        if pattern.endswith(".*") and any(name.startswith(pattern[:-1]) for name in own)
+    }
+    result = (dotted(path) if pattern in unsafe else pattern for path, pattern in patterns.items())
+    return list(dict.fromkeys(result))
 
 
 def _pattern(path: Path, outer: Path) -> str:

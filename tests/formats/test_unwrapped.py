@@ -100,6 +100,8 @@ def test_dropped_arrays_may_have_any_name():
     assert not patterns_outside_state_dict(tree_of([("a",), ("b",)]))
     titan = tree_of([("norm.weight",), ("optimizer", "state", "a")], [("train_state", "step"), ("epoch",)])
     assert patterns_outside_state_dict(titan) == ["optimizer.*", "train_state.*", "epoch"]
+    mixed = tree_of([("model.norm.weight",), ("lm_head.weight",), ("model", "final", "weight")])
+    assert patterns_outside_state_dict(mixed) == ["model.final.weight"]
 
 
 @pytest.mark.parametrize(
