@@ -32,13 +32,13 @@ class Call:
         name: Name of the function in `ckpttools`.
         arguments: Arguments, with absolute locations.
         is_relative: Whether the original locations were relative.
-        unsaid: Name of an argument that text cannot express, such as a function; "" if there is none.
+        not_text: Name of an argument that text cannot express, such as a function; "" if there is none.
     """
 
     name: str
     arguments: Mapping[str, object]
     is_relative: bool = False
-    unsaid: str = ""
+    not_text: str = ""
 
     @classmethod
     def of(cls, name: str, arguments: Mapping[str, object]) -> Call:
@@ -53,7 +53,7 @@ class Call:
                     _parse_locations(value) if _is_placed(item, value) else value
                 )
             except TypeError:
-                return cls(name, {}, unsaid=f"{item}, of type {type(value).__name__}")
+                return cls(name, {}, not_text=f"{item}, of type {type(value).__name__}")
             is_relative |= (_is_placed(item, value) or _is_path(value)) and declared[item] != _as_typed(value)
         return cls(name, declared, is_relative)
 

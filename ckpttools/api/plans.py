@@ -136,7 +136,7 @@ def content_of(prepared: Prepared) -> bytes:
     if header.call is None and not decode_plan(content, "the plan").header.has_tasks:
         raise UsageError(
             "each part has to plan this again, which another process cannot",
-            got=call.unsaid if call else "a conversion that no call has prepared",
+            got=call.not_text if call else "a conversion that no call has prepared",
             expected="arguments that can be written as text: paths, names, a function as file.py:function",
         )
     return content
@@ -168,7 +168,7 @@ def header_of(prepared: Prepared) -> Header:
 
 def _call_of(prepared: Prepared) -> Mapping[str, object] | None:
     call = prepared.call
-    if call is None or call.unsaid:
+    if call is None or call.not_text:
         return None
     return {"name": call.name, "arguments": call.arguments}
 

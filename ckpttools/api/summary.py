@@ -173,7 +173,9 @@ def _summarize_run(detected: Detected, run: OrbaxRun) -> Summary:
         hint = "MaxText loads it with lora.lora_restore_path"
         if names != "MaxText":
             hint = f"its factors have {names}'s names, which MaxText does not load"
-        listing = replace(listing, hindered=f"which is an adapter: {hint}") if listing.hindered else listing
+        listing = (
+            replace(listing, blocked_by=f"which is an adapter: {hint}") if listing.blocked_by else listing
+        )
         return Summary(
             str(location), f"{description}, a LoRA adapter of {names}'s", run=listing, next=follows
         )

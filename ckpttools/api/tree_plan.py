@@ -49,14 +49,14 @@ def plan_tree(tree: Tree, writer: Writer, resources: Resources | None = None) ->
     if not isinstance(writer, SupportsSidecars):
         return resources.plan(tree, writer, notes + _omitted_sidecar_notes(sidecars, writer.name))
     is_model = _is_model(tree, sidecars)
-    changed, declared = _updated_sidecars(tree, sidecars, is_model)
+    changed, changes = _updated_sidecars(tree, sidecars, is_model)
     copied = {name: file for name, file in sidecars.files.items() if name not in changed}
     result = {name: content for name, content in changed.items() if content is not None}
     location = writer.sidecars_at(tree, is_model)
     if is_model and not location:
-        declared += compare_with_config(tree, {**copied, **result})
+        changes += compare_with_config(tree, {**copied, **result})
     sidecar_writer = WithSidecars(writer, Sidecars(copied, sidecars.arrays), location, result)
-    return resources.plan(sidecar_writer.with_sidecars(tree), sidecar_writer, notes + declared)
+    return resources.plan(sidecar_writer.with_sidecars(tree), sidecar_writer, notes + changes)
 
 
 def _match_partial_metadata(tree: Tree) -> Tree:
@@ -72,12 +72,12 @@ def _updated_sidecars(
     tree: Tree, sidecars: Sidecars, is_model: bool
 ) -> tuple[dict[str, bytes | None], Notes]:
     """Return new contents of sidecar files, None for files to leave out, and remarks about the changes."""
-    result, declared = _new_config(tree, sidecars, is_model)
+    result, changes = _new_config(tree, sidecars, is_model)
     files: dict[str, bytes | None] = {**result}
     if is_model:
         config = tree.metadata.config
-        untrue = stale_files(sidecars.files, tree, _read_config(sidecars), config)
-        files, declared = {**dict.fromkeys(untrue), **files}, declared + stale_file_notes(untrue)
+        stale = stale_files(sidecars.files, tree, _read_config(sidecars), config)
+        files, changes = {**dict.fromkeys(stale), **files}, changes + stale_file_notes(stale)
     dropped = [name.replace("/", ".") for name in tree.metadata.notes.dropped]
     if dropped and ADAPTER in sidecars.files and is_adapter(tree):
         from ckpttools.adapters.partial_config import partial_peft_config
@@ -87,8 +87,8 @@ def _updated_sidecars(
             read_json(parse(file.path)), file.path, list(map(dotted, tree.arrays)), dropped
         )
         if part.remarks:
-            files[ADAPTER], declared = part.content, declared + Notes(remarks=part.remarks)
-    return files, declared
+            files[ADAPTER], changes = part.content, changes + Notes(remarks=part.remarks)
+    return files, changes
 
 
 def _new_config(tree: Tree, sidecars: Sidecars, is_model: bool) -> tuple[dict[str, bytes], Notes]:
@@ -97,8 +97,8 @@ def _new_config(tree: Tree, sidecars: Sidecars, is_model: bool) -> tuple[dict[st
     A carried configuration belongs to the original model and stays unchanged: the reverse conversion uses it
     and adjusts it to the arrays that it writes.
     """
-    is_told = tree.metadata.is_other_model and tree.metadata.config is not None
-    if not is_told and not (is_model and CONFIG in sidecars.files):
+    is_new_model = tree.metadata.is_other_model and tree.metadata.config is not None
+    if not is_new_model and not (is_model and CONFIG in sidecars.files):
         return {}, Notes()
     config = config_for_weights(_config(tree, sidecars), _weights(tree))
     remarks = [f"{CONFIG}: {change}" for change in config.changes]

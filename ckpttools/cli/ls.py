@@ -100,7 +100,7 @@ def collection_lines(listing: CollectionListing) -> Iterator[str]:
                 f"  {member.state}", printable(f"{member.name}: {member.reason}"), _LABEL, width()
             )
     if listing.is_truncated:
-        yield "there are more directories than are searched: list one of them"
+        yield "only some of the directories are searched: list one of them"
 
 
 _COLUMNS = (
@@ -150,10 +150,10 @@ def _remarks(listing: RunListing) -> Iterator[tuple[str, str]]:
         yield "resumes", "no step: Orbax lists none here"
     elif listing.tracker:
         yield "latest", f"none of these, by {listing.tracker}"
-    for name, reason in listing.passed_over.items():
-        yield "passed over", f"{name}: {reason}"
+    for name, reason in listing.skipped.items():
+        yield "skipped", f"{name}: {reason}"
     for step in listing.steps:
-        if step.unfinished is not None and step.name not in listing.passed_over:
+        if step.unfinished is not None and step.name not in listing.skipped:
             yield _state_text(step), f"{step.name}: {step.unfinished}"
         if step.deleting is not None:
             yield "deleting", f"item {step.deleting} of {step.name}: Orbax was interrupted; retry it there"
@@ -164,7 +164,7 @@ def _remarks(listing: RunListing) -> Iterator[tuple[str, str]]:
 def _latest_text(listing: RunListing, step: int) -> tuple[str, str]:
     by = f", by {listing.tracker}" if listing.tracker else ""
     if listing.resumes is None:
-        return "latest", f"step {step}{by}, {listing.hindered}"
+        return "latest", f"step {step}{by}, {listing.blocked_by}"
     if listing.tracker is not None:
         return "resumes", f"step {step}{by}"
     return "resumes", f"step {step}, {f'from {listing.resume_item}' if listing.resume_item else _NO_ITEM}"

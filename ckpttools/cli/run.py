@@ -185,15 +185,15 @@ class _WaitingLine:
     """Callback that prints the running processes whenever they change."""
 
     expected: bool
-    declared: str = ""
+    printed: str = ""
 
     def __call__(self, result: PlanStatus) -> None:
         from ckpttools.cli.plan_text import waiting_line
 
         line = waiting_line(result)
-        if self.expected and line != self.declared:
+        if self.expected and line != self.printed:
             print_stderr(line)
-            self.declared = line
+            self.printed = line
 
 
 def _show_status(file: PlanFile, root: Relocation, as_json: bool) -> None:

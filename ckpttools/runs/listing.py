@@ -129,8 +129,8 @@ class RunListing(Tabular):
         latest: The step that Orbax considers the latest, or that `tracker` names; None if there is none.
         resumes: `latest`, if a restarted run resumes from it; otherwise None.
         resume_item: Name of the tree in `latest` that MaxText loads; None if no tree has that name.
-        hindered: Why a restarted run does not resume from `latest`; "" if it does, or if there is no step.
-        passed_over: Entries that look like later steps, with the reason why Orbax does not list them.
+        blocked_by: Why a restarted run does not resume from `latest`; "" if it does, or if there is no step.
+        skipped: Entries that look like later steps, with the reason why Orbax does not list them.
         beside: Names of other files and directories.
         tracker: Name of the file in which a PyTorch trainer records `latest`; "" if there is none; None in
             runs of Orbax.
@@ -143,8 +143,8 @@ class RunListing(Tabular):
     latest: int | None
     resumes: int | None
     resume_item: str | None
-    hindered: str = ""
-    passed_over: Mapping[str, str] = field(default_factory=dict)
+    blocked_by: str = ""
+    skipped: Mapping[str, str] = field(default_factory=dict)
     beside: tuple[str, ...] = ()
     tracker: str | None = None
 
@@ -266,15 +266,15 @@ def list_run(run: OrbaxRun) -> RunListing:
     steps = sorted([*steps, *_list_flax_steps(run), *_list_legacy_steps(run)], key=lambda step: step.step)
     names = _names(run) | {step.name for step in steps}
     item = None if latest is None else _resumed_item(latest)
-    hindered = "" if latest is None else _resume_obstacle(latest, item, steps)
+    blocked_by = "" if latest is None else _resume_obstacle(latest, item, steps)
     return RunListing(
         str(run.path),
         tuple(steps),
         committed.latest,
-        None if hindered else committed.latest,
+        None if blocked_by else committed.latest,
         item,
-        hindered,
-        {name: reason for name, reason in committed.passed_over.items() if name in names},
+        blocked_by,
+        {name: reason for name, reason in committed.skipped.items() if name in names},
         tuple(entry.name for entry in run.path.entries() if entry.name not in names),
     )
 

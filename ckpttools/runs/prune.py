@@ -118,8 +118,8 @@ def decide(run: OrbaxRun, keep: Keep, strip_older: bool) -> PruneDecision:
         if kept and not (strip_older and each.step not in latest and each.step not in last):
             return _make_fate(each, "kept", ", ".join(kept))
         step = run.steps[each.step]
-        if hindered := next(_find_obstacles(step, links), None):
-            return _make_fate(each, "kept" if kept else "left alone", hindered)
+        if obstacle := next(_find_obstacles(step, links), None):
+            return _make_fate(each, "kept" if kept else "left alone", obstacle)
         if not kept:
             return _make_fate(each, "deleted", "no rule keeps it", each.own_bytes)
         if unfit := _strip_refusal(each):

@@ -41,18 +41,18 @@ def find_trainer_run(location: Location) -> RunListing | None:
     steps = map_concurrently(run.store, _list_step, locations)
     tracker, latest = _read_tracker(run)
     known = {step.step: step for step in steps}
-    hindered = ""
+    blocked_by = ""
     if latest is not None and latest not in known:
-        hindered = "which does not exist here"
+        blocked_by = "which does not exist here"
     elif latest is not None and known[latest].unfinished is not None:
-        hindered = "which cannot be read"
+        blocked_by = "which cannot be read"
     return RunListing(
         str(run),
         tuple(steps),
         latest,
-        None if hindered else latest,
+        None if blocked_by else latest,
         None,
-        hindered,
+        blocked_by,
         beside=tuple(entry.name for entry in run.entries() if entry.name not in names),
         tracker=tracker,
     )

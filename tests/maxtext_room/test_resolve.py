@@ -770,7 +770,7 @@ class TestSteps:
         seen = list_committed_steps(run)
         assert set(seen.steps) == {int(name) for name in names if re.fullmatch("0|[1-9][0-9]*", name)}
         assert seen.latest == max(seen.steps, default=None)
-        assert not set(map(str, seen.steps)) & set(seen.passed_over)
+        assert not set(map(str, seen.steps)) & set(seen.skipped)
 
     def test_memory_store_is_supported(self):
         ckpttools.convert(TRAINED, "memory://resolve/out/x/checkpoints/5", format="orbax", item="items")

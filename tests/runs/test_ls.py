@@ -157,7 +157,7 @@ def test_training_state_resumes_but_host_part_does_not():
     # What conversions write has an empty opt_state, as MaxText's own tool has.
     assert ckpttools.ls(ORBAX / "maxtext_converted").resumes is None
     part = ckpttools.ls(ORBAX / "emergency" / "local_host2")
-    assert part.resumes is None and "ckpttools.assemble" in part.hindered
+    assert part.resumes is None and "ckpttools.assemble" in part.blocked_by
 
 
 def test_metrics_saved_as_text_become_numbers(run):
@@ -370,7 +370,7 @@ def test_ls_lists_unreadable_trainer_steps(verl):
     assert "global_step_11: it has no readable checkpoint" in shown
     assert "latest step 9, by latest_checkpointed_iteration.txt, which cannot be read" in shown
     (verl / "latest_checkpointed_iteration.txt").write_text("12")
-    assert ckpttools.ls(verl).hindered == "which does not exist here"
+    assert ckpttools.ls(verl).blocked_by == "which does not exist here"
     (verl / "latest_checkpointed_iteration.txt").write_text("the best")
     shown = " ".join(succeed("ls", verl).output.split())
     assert "latest none of these, by latest_checkpointed_iteration.txt" in shown

@@ -18,7 +18,7 @@ from ckpttools.formats.orbax.steps import (
     OrbaxRun,
     StepMetadata,
     commits_by_file,
-    is_passed_over,
+    is_skipped,
     remedy,
 )
 from ckpttools.formats.zarr.legacy_runs import LegacyRun
@@ -83,7 +83,7 @@ def _unfinished_finding(step: Directory, inventory: Inventory) -> Finding:
     earlier = f"open another step ({', '.join(others)})" if others else "open another step"
     if IN_PROGRESS in step.path.name:
         return Finding(ERROR, str(step.path), problem, "it has no complete arrays", earlier)
-    if is_passed_over(step.path):
+    if is_skipped(step.path):
         # In a run, this is one of several saves. A request for this step finds nothing else.
         level = WARNING if others else ERROR
         reason = (

@@ -469,6 +469,6 @@ def remedy(step: Location, asked: Location, *, is_uncommitted: bool) -> Remedy:
     return Remedy(f"move {step} away, so that Orbax skips it")
 
 
-def is_passed_over(step: Location) -> bool:
+def is_skipped(step: Location) -> bool:
     """Return whether loaders skip an uncommitted step, as Orbax does where it judges by names."""
     return not is_committed(step) or not (commits_by_file(step) or isinstance(step.store, SupportsRename))

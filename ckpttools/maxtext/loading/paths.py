@@ -247,12 +247,12 @@ class OrbaxSteps:
     Attributes:
         directory: The directory that contains the steps.
         steps: The steps that Orbax considers finished, by number.
-        passed_over: Name of an entry that looks like a step but is not listed -> reason.
+        skipped: Name of an entry that looks like a step but is not listed -> reason.
     """
 
     directory: Location
     steps: Mapping[int, Location]
-    passed_over: Mapping[str, str]
+    skipped: Mapping[str, str]
 
     @property
     def latest(self) -> int | None:
@@ -261,12 +261,12 @@ class OrbaxSteps:
     @property
     def text(self) -> str:
         """Summarize the steps in one line."""
-        if not self.steps and not self.passed_over:
+        if not self.steps and not self.skipped:
             return "no step exists" if self.directory.is_dir() else "does not exist"
         steps_text = "no finished step"
         if self.steps:
             steps_text = f"{plural(len(self.steps), 'step')}, the latest {self.latest}"
-        skipped = [f"{name} is skipped: {reason}" for name, reason in self.passed_over.items()]
+        skipped = [f"{name} is skipped: {reason}" for name, reason in self.skipped.items()]
         return "; ".join([steps_text, *skipped])
 
 
