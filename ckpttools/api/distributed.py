@@ -134,10 +134,10 @@ def _first(job: Service, plan: Callable[[], Prepared], callbacks: Callbacks) -> 
         _wait(job, file, callbacks.waiting, earlier)
         receipt = prepared.execute(file.header.plan)
     except BaseException as error:
-        declared = first_line(error)
+        reason = first_line(error)
         if not is_planned:
             job.put_bytes("plan", b"")
-        job.set_status(_END, f"process 0 of {job.count} has ended the job: {declared}")
+        job.set_status(_END, f"process 0 of {job.count} has ended the job: {reason}")
         raise
     job.set_status(_END, "")
     # To the publishing run, all tasks look resumed; only those done before this job count.

@@ -467,8 +467,8 @@ def _occupied_error(file: PlanFile, destination: Location) -> DestinationExistsE
     since = "had other content" if file.header.replaced else "did not exist"
     return DestinationExistsError(
         f"{destination} exists, and {since} when the plan was made",
-        got="a checkpoint that the plan's command completed in a single run, or that another command "
-        "wrote; or this plan's output, whose record was lost",
+        got="a checkpoint from a single run of the plan's command, or from another command; or this "
+        "plan's output, whose record was lost",
         expected=f"no change since the plan was made, or {note}, which publishing writes",
         hint=f"if {action('summary', str(destination))} shows the expected checkpoint, nothing is left to "
         "do; "

@@ -167,10 +167,10 @@ def _check_done(file: PlanFile, standing: Standing, destination: Location) -> No
     count, working = file.header.tasks, active_members(standing.members)
     if not standing.is_begun and (standing.other or destination.exists()):
         raise UsageError(
-            f"nothing of this plan is at {destination}",
+            f"{destination} has no output of this plan",
             got=f"unfinished output of another conversion: {standing.other}"
             if standing.other
-            else "a checkpoint that a single run of the plan's command, or another command, has completed",
+            else "a checkpoint from a single run of the plan's command, or from another command",
             expected=f"the parts of plan {file.header.plan[:12]}",
             hint=f"{action('summary', str(destination))} identifies it",
         )
