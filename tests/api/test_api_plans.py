@@ -204,7 +204,7 @@ class TestPublishing:
                 ckpttools.run_part(plan, "1/2")
                 ckpttools.publish_plan(plan)
 
-        with pytest.raises(UsageError, match="nothing of this plan"):
+        with pytest.raises(UsageError, match="has no output of this plan"):
             ckpttools.publish_plan(plan, wait=True, waiting=waiting)
         assert digest(out) == digest(SHARDED.parent / "maxtext_scanned")
 

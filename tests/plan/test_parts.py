@@ -248,7 +248,7 @@ class TestConcurrentParts:
             other = planned(tmp_path / "other", *alone[:-1], "--no-scan", "--overwrite")
             for number in range(1, 4):
                 run("run", plan, "--part", f"{number}/4")
-        assert "nothing of this plan" in refused(other, "--publish")
+        assert "has no output of this plan" in refused(other, "--publish")
         run("run", plan, "--publish")
 
     def test_same_part_is_not_run_twice_at_once(self, plan, destination, monkeypatch):
@@ -276,7 +276,7 @@ class TestConcurrentParts:
         taking = planned(tmp_path / "taking", *words, "--overwrite")
         run("run", taking, "--part", "0/1")
         assert "contains the beginning of another conversion" in refused(plan, "--part", "1/2")
-        assert "nothing of this plan" in refused(plan, "--publish")
+        assert "has no output of this plan" in refused(plan, "--publish")
         run("run", taking, "--publish")
         assert "exists" in refused(plan, "--part", "1/2")
         run("run", taking, "--part", "1/2")
@@ -473,7 +473,7 @@ class TestPublishedPlans:
                 "exists, and did not exist when the plan was made" in declared
                 and "plan.published" in declared
             )
-        assert "nothing of this plan" in refused(moved, "--publish")
+        assert "has no output of this plan" in refused(moved, "--publish")
         assert "no unfinished output of this plan" in run("run", moved, "--status")
         assert not parse(f"{destination}.partial").exists() and files_of(parse(destination)) == before
         shutil.move(tmp_path / "plan.published", moved.parent)
