@@ -281,7 +281,7 @@ def scale_of(settings: Mapping[str, object], rank: int, alpha: float | None, loc
             "this adapter does not record its alpha, which gives its scale",
             location=location,
             expected="the alpha of the training",
-            hint=f"say it: {option('alpha', 'X')}",
+            hint=f"pass it: {option('alpha', 'X')}",
         )
     return recorded_alpha / rank
 

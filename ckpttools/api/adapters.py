@@ -287,7 +287,7 @@ def open_adapter(where: LocationLike, base: Base, alpha: float | None = None) ->
         raise UsageError(
             f"{option('alpha')} applies only to MaxText's adapters",
             location=location,
-            hint=f"leave it out: {ADAPTER} says it; {option('scale', 'X')} multiplies all",
+            hint=f"leave it out: {ADAPTER} has it; {option('scale', 'X')} multiplies all",
         )
     if is_checkpoint(location / STEP_0):
         raise FormatError(

@@ -359,4 +359,5 @@ def _step_counter_remarks(save: Save, tree: Tree) -> Iterator[str]:
     for path in (path for path in STEPS if path in tree.arrays and not tree.arrays[path].shape):
         counted = int(tree.arrays[path].read())
         if counted not in (save.step, save.step + 1):
-            yield f"the state has counted {plural(counted, 'step')}, where its directories say {save.step}"
+            steps = plural(counted, "step")
+            yield f"the state has counted {steps}, but the directories are named {save.step}"

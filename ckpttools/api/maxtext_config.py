@@ -124,10 +124,10 @@ def _storage_settings(model: ObservedModel, scan: bool | None) -> Iterator[Model
         if is_scanned and beyond:
             raise UsageError(
                 f"MaxText scans complete cycles of layers, and {plural(beyond, 'layer')} would be left over",
-                hint=f"say {option('scan', False)}",
+                hint=f"pass {option('scan', False)}",
             )
         if is_scanned:
-            family.refuse_scanned(f"say {option('scan', False)}", has_towers=bool(towers))
+            family.refuse_scanned(f"pass {option('scan', False)}", has_towers=bool(towers))
         yield ModelSetting(SCAN_LAYERS, is_scanned, "as it is converted")
         return
     for item in model.stored:

@@ -180,7 +180,7 @@ def _surprises(tree: Tree) -> Iterator[str]:
     config = ModelFiles.of(tree, None).config or {}
     declared = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
     if rows is not None and isinstance(declared, int) and rows != declared:
-        yield f"vocab_size={rows}, where config.json says {declared}"
+        yield f"vocab_size={rows}, but config.json has {declared}"
 
 
 def _model_remarks(tree: Tree, config: MaxTextConfig | None) -> Iterator[str]:

@@ -312,7 +312,7 @@ def check_plot(location: Location, source: Source, *, has_tiers: bool) -> None:
     if location.name.endswith(_PNG):
         require_package("resvg_py", "a PNG image")
     if not has_tiers:
-        raise UsageError("there is nothing to plot", hint=f"say {option('mtbf', '6h')}")
+        raise UsageError("there is nothing to plot", hint=f"pass {option('mtbf', '6h')}")
     if location.lexists():
         raise UsageError(f"{location} already exists", hint="choose another name, or remove it")
     read = location_of(source)

@@ -70,7 +70,7 @@ def synth(
         return hf_to_maxtext.plan(tree, destination, scan=scan, text_only=has_omitted_towers(tree), **rest)
     if not scan:
         raise UsageError(
-            f"{option('scan', False)} applies only to MaxText", hint=f"say {option('names', 'maxtext')}"
+            f"{option('scan', False)} applies only to MaxText", hint=f"pass {option('names', 'maxtext')}"
         )
     text = text_model_of(config) if has_omitted_towers(tree) else None
     if text is not None:

@@ -484,7 +484,7 @@ def test_wrong_adapter_inputs_are_explained(tmp_path, base):
     ckpttools.merge_adapter(base, tmp_path / "out", adapter=PEFT / "plain")
     extract = "adapter", "extract", tmp_path / "out", base, "memory://adapters/extracted", "--rank", 2
     done = run(*extract, "--overwrite")
-    assert "PEFT reads disks and the hub: `ckpt copy memory://adapters/extracted DIR`" in done
+    assert "PEFT reads disks and the Hub: `ckpt copy memory://adapters/extracted DIR`" in done
     ckpttools.merge_adapter(base, tmp_path / "twice", adapter="memory://adapters/extracted")
     one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("out", "twice"))
     assert all(np.allclose(one[name], two[name], atol=1e-6) for name in one)

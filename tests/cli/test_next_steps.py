@@ -73,7 +73,7 @@ class TestMaxText:
         ckpttools.hf_to_maxtext(tmp_path / "hf", tmp_path / "it", pad_vocab=512)
         assert next_steps(tmp_path / "it").surprises == (
             "stored in bfloat16; MaxText loads it in weight_dtype, by default float32",
-            "vocab_size=512, where config.json says 500",
+            "vocab_size=512, but config.json has 500",
         )
 
     def test_next_steps_list_maxtext_deviations(self, tmp_path):

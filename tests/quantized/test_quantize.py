@@ -270,7 +270,7 @@ def test_exclude_patterns_use_hub_names(tmp_path):
     ckpttools.hf_to_maxtext(tmp_path / "hf", tmp_path / "run")
     with pytest.raises(UsageError, match="no array name matches the pattern") as caught:
         ckpttools.quantize(tmp_path / "run", tmp_path / "fp8", exclude="*query*")
-    assert "names that arrays get on the hub" in str(caught.value)
+    assert "names that arrays get on the Hub" in str(caught.value)
 
 
 def test_vllm_is_suggested_for_supported_schemes(tmp_path):

@@ -461,7 +461,7 @@ def test_renamed_steps_are_reported(job, tmp_path):
     for host in hosts_of(job):
         (host / "2").rename(host / "9")
     told = " ".join(ckpt("assemble", job, tmp_path / "out", "--dry-run", COLUMNS="200").output.split())
-    assert "the state has counted 2 steps, where its directories say 9" in told
+    assert "the state has counted 2 steps, but the directories are named 9" in told
 
 
 @pytest.mark.parametrize("began", ["true", "-1", "1" + "0" * 400])
