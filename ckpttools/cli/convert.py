@@ -194,7 +194,7 @@ class _ConvertMany(BaseCommand):
                 f"{_INTO} and --distributed exclude each other", hint="convert one SRC at a time"
             )
         pairs = _pair(sources, into)
-        _require_unique(sources, pairs)
+        _require_unique(pairs)
         # Every conversion is checked before the first one writes.
         ready = [item for item in pairs if ctx.params["dry_run"] or self._is_ready(ctx, *item)]
         reports = ctx.meta[REPORTS] = list[object]()
@@ -252,7 +252,7 @@ def _name_of(source: Location) -> str:
     return source.absolute().name
 
 
-def _require_unique(sources: Sequence[Location], pairs: Sequence[tuple[Location, Location]]) -> None:
+def _require_unique(pairs: Sequence[tuple[Location, Location]]) -> None:
     count = Counter(destination for _, destination in pairs)
     if twice := next((item for item, times in count.items() if times > 1), None):
         shared = [str(source) for source, destination in pairs if destination == twice]

@@ -235,7 +235,7 @@ def status_lines(result: PlanStatus, plan: str) -> Iterator[str]:
     yield f"{result.destination}: {_STATES[result.state].format(plan=quote(plan))}"
     if result.state == "taken":
         complete = "a complete checkpoint, possibly the published output of this plan"
-        yield f"there is {result.other or complete}"
+        yield f"the destination has {result.other or complete}"
         return
     share = 100 * result.bytes_done // max(1, result.nbytes)
     done = f"{result.tasks_done} of {plural(result.tasks, 'task')}, {share} % of {format_disk(result.nbytes)}"

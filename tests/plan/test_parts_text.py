@@ -102,7 +102,7 @@ def test_taken_destination_has_no_counts():
     lines = list(status_lines(replace(ALL, state="taken", other="the conversion of x, plan 12"), "x.plan"))
     assert lines == [
         "/data/out: no unfinished output of this plan exists",
-        "there is the conversion of x, plan 12",
+        "the destination has the conversion of x, plan 12",
     ]
 
 
