@@ -144,7 +144,7 @@ _MISSING = _Missing()
 def _add_standard_fields(owner: type, name: str) -> Callable[..., Any]:
     """Return the method that the standard library generates for a class with the same fields."""
     fields = dataclasses.fields(owner)
-    members = {"__annotations__": {field.name: object for field in fields}, **dict(map(_find_member, fields))}
+    members = {"__annotations__": {field.name: object for field in fields}, **dict(map(_copy_field, fields))}
     twin: type = dataclasses.dataclass(
         type(owner.__name__, (), {"__doc__": "", **members}),
         init=False,
@@ -156,7 +156,7 @@ def _add_standard_fields(owner: type, name: str) -> Callable[..., Any]:
     return method
 
 
-def _find_member(field: dataclasses.Field[Any]) -> tuple[str, Any]:
+def _copy_field(field: dataclasses.Field[Any]) -> tuple[str, Any]:
     """Copy a field for another class, since a `dataclasses.Field` belongs to one class."""
     options = ("init", "repr", "hash", "compare", "kw_only", "metadata", "default", "default_factory")
     declared = {option: getattr(field, option) for option in options}

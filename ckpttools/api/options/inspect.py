@@ -140,10 +140,10 @@ DIFF = (
     ),
     count(
         "top",
-        "List at most N layers and N arrays (of the optimizer, too, and others), by {sort} or by relative L2 "
-        "distance.",
+        "List at most N layers, and N arrays of each role (parameters, optimizer, other), by {sort} or by "
+        "relative L2 distance.",
     ),
-    switch("summary", "Report totals and layers, without single arrays."),
+    switch("summary", "Report totals and layers, but no individual arrays."),
     Option("atol", float, 0.0, "Treat elements as equal if |a-b| <= atol + rtol * max(|a|,|b|).", "X"),
     Option("rtol", float, 0.0, "Relative tolerance.", "X"),
     Option(
