@@ -74,12 +74,12 @@ _LAYOUT = attrgetter("shape", "dtype", "chunk_shape", "piece_shape", "codecs", "
 
 
 def print_chunks(report: ChunksReport, advice: Sequence[Advice]) -> None:
-    print_lines(_to_view(report, advice))
+    print_lines(_chunk_report_lines(report, advice))
 
 
-def _to_view(report: ChunksReport, advice: Sequence[Advice]) -> Iterator[str]:
+def _chunk_report_lines(report: ChunksReport, advice: Sequence[Advice]) -> Iterator[str]:
     yield styled(printable(report.path), bold=True)
-    yield ", ".join(filter(None, [report.format, _index_lines(report.indexes)]))
+    yield ", ".join(filter(None, [report.format, _index_line(report.indexes)]))
     yield ""
     yield from _file_lines(report.files)
     if report.arrays:
@@ -93,7 +93,7 @@ def _to_view(report: ChunksReport, advice: Sequence[Advice]) -> Iterator[str]:
         yield from _advice_lines(item)
 
 
-def _index_lines(names: Sequence[str]) -> str:
+def _index_line(names: Sequence[str]) -> str:
     if not names:
         return ""
     return f"OCDBT, {names[0]}" if len(names) == 1 else f"OCDBT, {len(names)} unmerged indexes"

@@ -69,20 +69,20 @@ def _table_lines(result: Sequence[FamilySummary]) -> Iterator[str]:
 
 def _detail_lines(family: FamilySummary) -> Iterator[str]:
     yield styled(printable(family.name), bold=True)
-    yield from _to_entry("models", ", ".join(family.models))
-    yield from _to_entry("model_type", ", ".join(family.model_types))
+    yield from _entry_lines("models", ", ".join(family.models))
+    yield from _entry_lines("model_type", ", ".join(family.model_types))
     never = f"never: {family.never_scanned}" if family.never_scanned else ""
-    yield from _to_entry(
+    yield from _entry_lines(
         "scanned", never or ", ".join(group.scanned for group in family.layers if group.scanned)
     )
     for value in family.values:
         rows = value.rows[0] if len(value.rows) == 1 else plural(len(value.rows), "row")
-        yield from _to_entry("exact" if value.exact else "inexact", f"{rows}: {value.reason}")
+        yield from _entry_lines("exact" if value.exact else "inexact", f"{rows}: {value.reason}")
     if not family.values:
-        yield from _to_entry("exact", "all values")
+        yield from _entry_lines("exact", "all values")
 
 
-def _to_entry(label: str, text: str, column: int = _COLUMN) -> Iterator[str]:
+def _entry_lines(label: str, text: str, column: int = _COLUMN) -> Iterator[str]:
     """Format a label and a text that wraps below itself at the terminal width."""
     yield from format_labeled(f"  {label}", printable(text or "-"), column, _remaining_width())
 
@@ -125,9 +125,9 @@ def _size_lines(family: Family) -> Iterator[str]:
     names = [*family.sizes, *family.derived, *family.constants]
     column = max(_COLUMN, *(len(name) + 4 for name in names))
     for axis, alternatives in family.sizes.items():
-        yield from _to_entry(axis, " or ".join(map(str, alternatives)), column)
+        yield from _entry_lines(axis, " or ".join(map(str, alternatives)), column)
     for axis, item in {**family.derived, **family.constants}.items():
-        yield from _to_entry(axis, f"= {item}", column)
+        yield from _entry_lines(axis, f"= {item}", column)
 
 
 def _row_groups(family: Family) -> Iterator[str]:
@@ -137,11 +137,11 @@ def _row_groups(family: Family) -> Iterator[str]:
         yield ""
         if not family.never_scanned:
             scanned = f"{group.scanned} [{' '.join(group.stacked)}]"
-            yield from _to_entry("scanned", scanned if group.scanned else "never: an incomplete cycle")
-        yield from _to_entry("unscanned", group.left)
-        yield from _to_entry("hub", group.right)
+            yield from _entry_lines("scanned", scanned if group.scanned else "never: an incomplete cycle")
+        yield from _entry_lines("unscanned", group.left)
+        yield from _entry_lines("hub", group.right)
         for word, conditions in (("when", group.when), ("unless", group.unless)):
-            yield from _to_entry(word, conditions) if conditions else ()
+            yield from _entry_lines(word, conditions) if conditions else ()
         yield from (line for row in group.rows for line in _row_line(row))
 
 
@@ -191,20 +191,20 @@ def _verdict_lines(result: FamilyCheck) -> Iterator[str]:
     yield f"{name}: {'sound' if result.sound else plural(len(result.findings), 'finding')}"
     names = {"huggingface": ", with Hugging Face's names", "maxtext": ", with MaxText's names"}
     if result.against:
-        yield from _to_entry("tested on", result.against + names.get(result.side or "", ""))
+        yield from _entry_lines("tested on", result.against + names.get(result.side or "", ""))
     if result.config:
-        yield from _to_entry("sizes from", result.config)
+        yield from _entry_lines("sizes from", result.config)
     if result.models:
-        yield from _to_entry("tested on", plural(len(result.models), "synthetic model"))
+        yield from _entry_lines("tested on", plural(len(result.models), "synthetic model"))
     for layout in result.layouts:
         arrays = f"{plural(result.num_arrays, 'array')}, {layout.num_arrays:,} in MaxText, and back"
-        yield from _to_entry("converts", f"{layout.name}: {arrays}")
+        yield from _entry_lines("converts", f"{layout.name}: {arrays}")
     for kind in dict.fromkeys(finding.kind for finding in result.findings):
         yield from _section_lines(kind, [item for item in result.findings if item.kind == kind])
     if result.hints:
         yield ""
     for hint in result.hints:
-        yield from _to_entry("note", hint)
+        yield from _entry_lines("note", hint)
 
 
 def _section_lines(kind: str, findings: list[FamilyFinding]) -> Iterator[str]:

@@ -148,12 +148,12 @@ _ARRAY = {1: {"fg": "cyan"}, 2: {"fg": "magenta"}}
 
 def print_tree(report: TreeReport, branches: Sequence[Branch]) -> None:
     """Print the facts, then the arrays folded into a tree."""
-    print_lines(_to_view(report, list(_tree_rows(branches, ()))))
+    print_lines(_tree_report_lines(report, list(_tree_rows(branches, ()))))
 
 
 def print_flat(report: TreeReport) -> None:
     """Print the facts, then one line for each array."""
-    print_lines(_to_view(report, [_flat_row(array, report.nbytes) for array in report.arrays]))
+    print_lines(_tree_report_lines(report, [_flat_row(array, report.nbytes) for array in report.arrays]))
 
 
 def print_comparison(report: TreeReport, comparison: Comparison, *, flat: bool) -> None:
@@ -161,7 +161,7 @@ def print_comparison(report: TreeReport, comparison: Comparison, *, flat: bool) 
     print_lines((*fact_lines(report, width()), "", *comparison_lines(comparison, width(), flat=flat)))
 
 
-def _to_view(report: TreeReport, rows: list[TreeRow]) -> Iterator[str]:
+def _tree_report_lines(report: TreeReport, rows: list[TreeRow]) -> Iterator[str]:
     yield from fact_lines(report, width())
     if rows:
         yield ""

@@ -141,7 +141,7 @@ def closing_line(receipt: Receipt) -> str:
     if receipt.tasks_resumed:
         verb = "was" if receipt.tasks_resumed == 1 else "were"
         parts.append(f"{receipt.tasks_resumed} of {plural(receipt.tasks, 'task')} {verb} done before")
-    parts += _lost_lines(receipt.counts)
+    parts += _lost_texts(receipt.counts)
     if receipt.source and parse(receipt.source).store.scheme != "file":
         parts.append(f"from {receipt.source}")
     return f"{receipt.destination}: {', '.join(parts)}{published_text(receipt.published)}"
@@ -155,7 +155,7 @@ def published_text(published: Published | None) -> str:
     return f"\n{published.url}: {readers}, commit {published.commit}"
 
 
-def _lost_lines(counts: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
+def _lost_texts(counts: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
     """Yield `3 values overflowed in 1 array` for each kind of `Receipt.counts`."""
     for kind, text in _LOST_TEXTS.items():
         numbers = [item[kind] for item in counts.values() if kind in item]
@@ -243,7 +243,7 @@ def status_lines(result: PlanStatus, plan: str) -> Iterator[str]:
     left = f", {format_duration(result.seconds_left)} left" if result.seconds_left is not None else ""
     yield f"all      {done}{rate}{left}"
     if result.count is not None:
-        yield f"parts    {_part_lines(result, result.count)}"
+        yield f"parts    {_parts_text(result, result.count)}"
     is_folded = sum(part.state == "done" for part in result.parts) > _MAX_DONE
     for part in result.parts:
         if not (is_folded and part.state == "done"):
@@ -253,7 +253,7 @@ def status_lines(result: PlanStatus, plan: str) -> Iterator[str]:
         yield f"missing  {which}; no process is working on them"
 
 
-def _part_lines(result: PlanStatus, count: int) -> str:
+def _parts_text(result: PlanStatus, count: int) -> str:
     """Return the number of parts in each state: `of 16: 9 done, 3 at work, 4 not begun (12/16 to 15/16)`."""
     own = {part.part: part.state for part in result.parts if part.part.endswith(f"/{count}")}
     states = Counter(state if state in _ORDER else "failed" for state in own.values())

@@ -109,7 +109,7 @@ def print_stats(report: StatsReport) -> None:
             *(draw_table(_COLUMNS, rows, width()) if rows else ()),
             *(line for array in report.arrays for line in _histogram_lines(array)),
             "",
-            _total_lines(report),
+            _total_line(report),
         ]
     )
 
@@ -123,7 +123,7 @@ def print_bad(report: StatsReport) -> None:
         )
         return
     print_lines(
-        [*_head_line(report), *(line for array in bad for line in _bad_rows(array)), "", _total_lines(report)]
+        [*_head_line(report), *(line for array in bad for line in _bad_rows(array)), "", _total_line(report)]
     )
 
 
@@ -146,7 +146,7 @@ def _head_line(report: StatsReport) -> Iterator[str]:
     yield ""
 
 
-def _total_lines(report: StatsReport) -> str:
+def _total_line(report: StatsReport) -> str:
     bad = _bad_counts(report.nan, report.inf)
     arrays = plural(report.num_arrays, "array")
     return f"{arrays}, {format_disk(report.nbytes)}, {bad or 'no NaN, no infinity'}"

@@ -59,18 +59,18 @@ def _format_labeled(report: TreeReport) -> Iterator[tuple[str, str]]:
     )
     yield "parameters", _parameters_text(report)
     if report.quantization:
-        yield "quantized", _quantization_lines(report.quantization, is_maxtext=report.flavour is not None)
+        yield "quantized", _quantization_text(report.quantization, is_maxtext=report.flavour is not None)
     if report.scales:
         yield "scales", _join(plural(report.scales.num_arrays, "array"), format_disk(report.scales.nbytes))
     yield from _other_arrays_text(report)
-    if mesh := _mesh_lines(report):
+    if mesh := _mesh_text(report):
         yield "mesh", mesh
     if report.sidecars:
         yield "with", ", ".join(map(printable, report.sidecars))
     if source := report.custom_metadata.get(SOURCE):
         yield "made of", printable(str(source))
     if custom := {key: value for key, value in report.custom_metadata.items() if key != SOURCE}:
-        yield "metadata", _metadata_lines(custom)
+        yield "metadata", _metadata_text(custom)
     for warning in report.warnings:
         yield "warning", warning.text
 
@@ -139,7 +139,7 @@ def _parameters_text(report: TreeReport) -> str:
     return f"{exact}, {format_disk(total.nbytes)}: {parts}"
 
 
-def _quantization_lines(result: Quantization, *, is_maxtext: bool) -> str:
+def _quantization_text(result: Quantization, *, is_maxtext: bool) -> str:
     """Format `gptq, 4 bits in groups of 128; 224 weights`."""
     scheme = printable(result.scheme)
     if not result.weights and is_maxtext:
@@ -159,13 +159,13 @@ def _other_arrays_text(report: TreeReport) -> Iterator[tuple[str, str]]:
         yield "other", _join(plural(total.num_arrays, "array"), rng, format_disk(total.nbytes))
 
 
-def _mesh_lines(report: TreeReport) -> str:
+def _mesh_text(report: TreeReport) -> str:
     """Format `data 1 × fsdp 4` for each mesh."""
     meshes = {array.sharding.mesh for array in report.arrays if array.sharding and array.sharding.mesh}
     named = (" × ".join(f"{printable(axis)} {length}" for axis, length in mesh) for mesh in sorted(meshes))
     return ", and ".join(named)
 
 
-def _metadata_lines(custom: Mapping[str, Any]) -> str:
+def _metadata_text(custom: Mapping[str, Any]) -> str:
     text = printable(json.dumps(custom, default=str, ensure_ascii=False))
     return text if len(text) <= _LONGEST_METADATA else f"{text[:_LONGEST_METADATA]}… (all of it: --json)"

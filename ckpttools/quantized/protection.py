@@ -128,7 +128,7 @@ def refuse_separation(tree: Tree, new_tree: Tree, sources: Mapping[Path, Path]) 
     """
     view = quantized_view(tree)
     members = {id(tree.arrays[view.paths[name]]): name for name in view.members}
-    _refuse_rearranging(tree, is_rearranged(new_tree, members))
+    _refuse_rearranging(tree, rearranged_arrays(new_tree, members))
     if any(weight.sides for weight in view.weights.values()):
         _refuse_halves(tree, new_tree, sources)
     _refuse_rearranging(tree, recast(new_tree, members))
@@ -143,7 +143,7 @@ def _refuse_halves(tree: Tree, new_tree: Tree, sources: Mapping[Path, Path]) -> 
     own = (tree.arrays[view.paths[name]] for name in view.weights)
     weights = {id(array): array for array in own}
     lost = [*_lost_parts(before, targets, new_tree), *_intermediate_casts(weights, new_tree)]
-    left = [*_orphaned_parts(before, targets), *_is_separated(before, targets)]
+    left = [*_orphaned_parts(before, targets), *_separated_weights(before, targets)]
     if lost or left:
         message = (
             "quantized weights would lose their scales or other auxiliary tensors, without which their "
@@ -221,7 +221,7 @@ def _orphaned_parts(before: Collection[QuantizedWeight], targets: Mapping[str, s
             yield f"{side}: without {last_keys(weights)}"
 
 
-def _is_separated(before: Collection[QuantizedWeight], targets: Mapping[str, str]) -> Iterator[str]:
+def _separated_weights(before: Collection[QuantizedWeight], targets: Mapping[str, str]) -> Iterator[str]:
     """Yield a line for each weight that is left out while other weights with the same scales are kept."""
     sharing: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for item in before:
@@ -277,7 +277,7 @@ class _Origin:
     members: tuple[str, ...]
 
 
-def is_rearranged(new_tree: Tree, members: Mapping[int, str]) -> Iterator[str]:
+def rearranged_arrays(new_tree: Tree, members: Mapping[int, str]) -> Iterator[str]:
     """Yield a line for each array in which a part of a quantized module has another order.
 
     Args:
@@ -321,7 +321,7 @@ def separate_members(
     """Yield a line for each array whose quantized module has parts that are treated differently.
 
     Args:
-        new_tree, members: As for `is_rearranged`.
+        new_tree, members: As for `rearranged_arrays`.
         before: The quantized weights of the old tree.
     """
     origins: dict[str, _Origin] = {}

@@ -160,7 +160,7 @@ def find_weights(
     required = narrow | scales.keys() if declared else set()
     required |= _layer_weights(arrays, packed - required)
     others = auxiliary_tensors(arrays, weights, required) if weights else {}
-    unclear = _is_unclear(arrays, weights, others, is_exempt) if declared else set()
+    unclear = _ambiguous_weights(arrays, weights, others, is_exempt) if declared else set()
     if unclear:
         weights |= dict.fromkeys(unclear, ())
         others = auxiliary_tensors(arrays, weights, required | _layer_weights(arrays, unclear))
@@ -269,7 +269,7 @@ def can_be_codes(name: str, array: ArrayLike) -> bool:
     return stored and not (is_number or is_added) and _INTEGER_WORDS.isdisjoint(words_of_key(key))
 
 
-def _is_unclear(
+def _ambiguous_weights(
     arrays: Mapping[str, ArrayLike],
     weights: Mapping[str, tuple[str, ...]],
     others: Mapping[str, tuple[str, ...]],
