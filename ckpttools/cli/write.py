@@ -93,7 +93,10 @@ class WriteCommand(BaseCommand):
             _make_absolute(ctx.params)
             report = run_distributed(partial(self.plan, ctx), output)
         else:
-            prepared = self.plan(ctx)
+            # `plan` is not called, because tracebacks have at most seven frames above the command's body.
+            ctx.params["command"] = resumable_command()
+            with swaps_explained(ctx.params):
+                prepared = super().invoke(ctx)
             if prepared is not None:
                 report = (
                     _print_plan(prepared, _source(ctx), output) if output.dry_run else _run(prepared, output)
