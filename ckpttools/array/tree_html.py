@@ -50,7 +50,7 @@ def tree_html(tree: Tree) -> str:
     is_flat = all(len(path) == 1 for path in tree.leaves)
     for path, leaf in tree.leaves.items():
         # Formats without nesting use names such as `model.layers.0.mlp`.
-        parts = str(path[0]).split(".") if is_flat else [*map(str, path)]
+        parts = str(path[0]).split(".") if is_flat else [*map(str, path or ("",))]
         _insert(root, [*parts[:_MAX_DEPTH], *filter(None, [".".join(parts[_MAX_DEPTH:])])], leaf)
     lines = list(_lines(root, "." if is_flat else "/", _Signatures(), is_open=True))
     visible_lines = lines[:MAX_LINES]

@@ -134,7 +134,8 @@ class Distance:
             a,
             b,
             difference,
-            difference / a if a else inf if difference else 0.0,
+            # If the norm is zero or exceeds float64, the largest ratio of a part is an upper bound.
+            difference / a if 0 < a < inf else max((part.rel_l2 for part in parts), default=0.0),
             difference / sqrt(elements) if elements else 0.0,
             max(-1.0, min(1.0, fsum(shares))) if has_angle else None,
         )
@@ -209,9 +210,10 @@ def _of_dense(
     a, b, difference = _product(x, x), _product(y, y), _product(np.subtract(x, y, out=apart), apart)
     if not all(_is_held(item, dtypes) for item in (a, b, difference)):
         return None
-    # The law of cosines saves a product, but digits are lost if one norm is much larger.
+    # The law of cosines saves a product, but digits are lost if one norm is much larger. Sums of squares may
+    # overflow, halves do not.
     is_similar = max(a, b) < _SIMILAR * min(a, b)
-    return a, b, (a + b - difference) / 2 if is_similar else _product(x, y), difference
+    return a, b, a / 2 + b / 2 - difference / 2 if is_similar else _product(x, y), difference
 
 
 def _of_sparse(

@@ -98,7 +98,9 @@ _HARMLESS_OF_ADAPTERS = frozenset(
         BASE_NAME,
         "inference_mode",
         "lora_dropout",
+        "megatron_core",
         "peft_version",
+        "qalora_group_size",
         "revision",
         "runtime_config",
         "task_type",
@@ -193,14 +195,17 @@ def differing_adapter_fields(a: Tree, b: Tree) -> list[str]:
 
 
 def _adapter_config(tree: Tree) -> dict[str, Any] | None:
-    """Return the fields with an effect and a value; the order of lists has none."""
+    """Return the fields with an effect; the order of lists has none.
+
+    Each release of PEFT adds fields, with defaults that have no effect: None, False or empty.
+    """
     file = parse(tree.metadata.location).folder() / ADAPTER if tree.metadata.location else None
     if file is None or not is_adapter(tree) or not file.is_file():
         return None
     return {
         name: sorted(value, key=str) if isinstance(value, list) else value
         for name, value in read_json(file).items()
-        if value is not None and name not in _HARMLESS_OF_ADAPTERS
+        if name not in _HARMLESS_OF_ADAPTERS and not (value is None or value is False or value in ({}, []))
     }
 
 

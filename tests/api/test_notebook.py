@@ -51,6 +51,10 @@ def test_tree_html_is_well_formed_for_any_names(sizes):
     assert f"{len(sizes):,} array" in page.text
 
 
+def test_tree_html_shows_an_array_without_keys():
+    assert "float32[3]" in Page(tree_with({(): np.zeros(3, "f4")})._repr_html_()).text
+
+
 def test_tree_html_folds_equal_layers_and_counts_their_bytes():
     page = Page(ckpttools.open(HF)._repr_html_())
     assert "layers.{0..3} 44 arrays, 296 kB" in page.text

@@ -209,9 +209,10 @@ def test_equal_pieces_before_the_first_difference_are_measured(monkeypatch: pyte
 @example(1e300, 1e308)
 @example(5e-324, 1e-320)
 @example(1e-200, 1e200)
+@example(1e154, 1.1e154)
 @given(st.floats(5e-324, 1.7e308), st.floats(5e-324, 1.7e308))
 def test_squares_beyond_float64_are_summed(a: float, b: float):
-    for left, right in (([a, 0.0], [0.0, b]), ([a], [-b]), ([a] * 3, [a, b, a])):
+    for left, right in (([a, 0.0], [0.0, b]), ([a], [b]), ([a], [-b]), ([a] * 3, [a, b, a])):
         sides = [np.array(item).view(np.uint64) for item in (left, right)]
         dtype = DTYPES["float64"]
         assert_close(of_values(left, right), expected(sides, (dtype, dtype)))
@@ -257,3 +258,8 @@ def test_joined_distance_accepts_zero_arrays():
     assert_close(Distance.joined([zero, one]), Distance(2, 3, 4, 1, 1 / 3, 1 / sqrt(2), 1))
     assert_close(Distance.joined([zero, zero]), Distance(2, 0, 0, 0, 0, 0, None))
     assert_close(Distance.joined([of_values([0.0], [1.0])]), Distance(1, 0, 1, 1, inf, 1, None))
+
+
+def test_joined_distance_of_norms_beyond_float64_is_bounded():
+    large, small = of_values([1e308] * 4, [-1e308] * 4), of_values([1.0], [1.5])
+    assert Distance.joined([large, small]).rel_l2 == 2

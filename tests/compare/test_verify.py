@@ -375,6 +375,8 @@ def test_different_configurations_are_remarked(tmp_path):
         ({"lora_alpha": 99, "lora_dropout": 0.5}, "lora_alpha"),
         ({"use_rslora": True, "r": 3}, "r, use_rslora"),
         ({"inference_mode": False, "revision": "main"}, ""),
+        # Fields and defaults of later releases of PEFT.
+        (dict.fromkeys(("use_dora", "alpha_pattern", "megatron_core", "qalora_group_size")), ""),
     ],
 )
 def test_different_adapter_configurations_are_remarked(tmp_path, changes, fields):

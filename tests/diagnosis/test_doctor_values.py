@@ -122,6 +122,12 @@ def test_values_are_read_within_the_memory_limit():
     assert done.exit_code == 4, done.output
 
 
+def test_values_are_not_ok_if_their_names_exceed_the_memory_limit(tmp_path):
+    save_file({f"layers.{k}.w": np.zeros(0, "f4") for k in range(20_000)}, tmp_path / "model.safetensors")
+    done = ckpt("doctor", tmp_path, "--values", "--memory", "20MB")
+    assert done.exit_code == 4 and "values OK" not in done.output
+
+
 def test_every_step_of_a_run_is_read(tmp_path):
     run = tmp_path / "run"
     bad = TENSORS["lm_head.weight"].copy()

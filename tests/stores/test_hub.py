@@ -8,6 +8,7 @@ import shutil
 import huggingface_hub.constants
 import pytest
 from support.command_line import ckpt, ended, run
+from support.internals import without_secrets
 from support.locations import GOLDEN
 from support.stores_on_loopback import ask_only, cached, forget
 from support.web_server import COMMIT, cut, hub_name, stating, status, web_server
@@ -265,3 +266,4 @@ def test_login_of_the_endpoint_is_not_printed(server, monkeypatch):
     done = ckpt("hash", "hf://org/absent", "-v")
     assert done.exit_code == 2 and f"http://…@{server.address}/" in done.stderr
     assert "word" not in done.output
+    assert without_secrets("https://me:word@mirror/https://hub/a?b") == "https://…@mirror/https://hub/a"

@@ -99,6 +99,7 @@ from ckpttools.stores.publishing import LockedError as LockedError
 from ckpttools.stores.publishing import staging_of as staging_of
 from ckpttools.stores.shares import Share as Share
 from ckpttools.stores.web.client import Client as Client
+from ckpttools.stores.web.client import without_secrets as without_secrets
 from ckpttools.transforms.cast import Convert as Convert
 from ckpttools.transforms.cast import Dequantize as Dequantize
 from ckpttools.transforms.cast import cast as cast

@@ -20,6 +20,8 @@ def _examine(inventory: Inventory) -> Iterator[Finding]:
         try:
             with limit_memory(inventory.values.memory):
                 tree = open_tree(location, inventory.read)
+        except MemoryBudgetError:
+            raise
         except CheckpointError:
             continue  # Another check reports this.
         try:

@@ -223,7 +223,8 @@ class Client:
 
 def without_secrets(url: str) -> str:
     """Return a URL for messages, without its login and its query."""
-    scheme, separator, rest = url.partition("?")[0].rpartition("://")
+    scheme, separator, rest = url.partition("?")[0].partition("://")
+    scheme, rest = (scheme, rest) if separator else ("", scheme)
     host, slash, path = rest.partition("/")
     login, _, host = host.rpartition("@")
     return f"{scheme}{separator}{'…@' * bool(login)}{host}{slash}{path}"
