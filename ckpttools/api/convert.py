@@ -59,7 +59,7 @@ def write_changed(
     Args:
         transforms: Transforms to apply, in order.
         source, destination: The input and the output.
-        declared: The options of `Changing`.
+        declared: The options of `ChangedRun`.
         as_read: Whether chunks stay as in the source unless an option changes them; unchanged chunks are
             shared.
         make: Creates the tree to transform from the options for opening paths; None to open the source.

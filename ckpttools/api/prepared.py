@@ -56,7 +56,7 @@ Done_co = TypeVar("Done_co", covariant=True)
 
 
 class Writing(TypedDict, total=False):
-    """Types of the options of functions that write: `ckpttools.api.options.ALL_WRITING`."""
+    """Types of the options of functions that write: `ckpttools.api.options.WRITING_OPTIONS`."""
 
     memory: Size
     jobs: int | None

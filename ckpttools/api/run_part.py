@@ -167,7 +167,7 @@ def _identify_local_copy(file: PlanFile, relocation: Relocation) -> SourceCopy:
 
 
 def _read_local_states(file: PlanFile, relocation: Relocation) -> SourceStates:
-    """Read the states of a plan's local sources on this host; raises the errors of `_identify_copy_here`."""
+    """Read the states of a plan's local sources on this host; raises the errors of `_identify_local_copy`."""
     return read_source_states(
         relocation.there(source.path) for source in file.sources if not source.is_inline
     )

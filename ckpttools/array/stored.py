@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 # A read costs a system call and the interpreter lock: about 6 us with two busy threads, in which time the
 # page cache delivers 16 KiB. Shorter runs are fetched together with the gaps between them, as long as that
-# fetches at most `_MOST_GROWTH` times their bytes, or costs at most as much as separate reads: in a column of
+# fetches at most `_MAX_GROWTH` times their bytes, or costs at most as much as separate reads: in a column of
 # a large matrix, the gap after each element is 16 KiB or more. Remote sources declare their `gap`: the bytes
 # that they send in the time of one request. Larger gaps are not fetched to save a request.
 _SHORT_RUN = 16 * 1024

@@ -78,19 +78,19 @@ def first_of_lines(lines: Sequence[str]) -> str:
 
 
 def _findings(
-    model: ModelDirectory, result: list[QuantizedWeight], *, is_read: bool
+    model: ModelDirectory, weights: list[QuantizedWeight], *, is_read: bool
 ) -> Iterator[ModelFinding]:
     declared = model.quantized.declared
-    is_scaled = bool(declared) or any(item.scales for item in result)
-    bare = [item for item in result if item.is_bare] if is_scaled else []
+    is_scaled = bool(declared) or any(item.scales for item in weights)
+    bare = [item for item in weights if item.is_bare] if is_scaled else []
     if bare:
-        yield _missing_scales_finding(model, bare, len(result))
-    if result and not declared:
-        yield _undeclared_finding(model, result)
-    elif declared and not result:
+        yield _missing_scales_finding(model, bare, len(weights))
+    if weights and not declared:
+        yield _undeclared_finding(model, weights)
+    elif declared and not weights:
         yield _not_quantized(model, declared)
     elif declared and not bare:
-        yield _supported_finding(model, result, declared, is_read=is_read)
+        yield _supported_finding(model, weights, declared, is_read=is_read)
 
 
 def _missing_scales_finding(model: ModelDirectory, bare: list[QuantizedWeight], count: int) -> ModelFinding:
@@ -104,14 +104,14 @@ def _missing_scales_finding(model: ModelDirectory, bare: list[QuantizedWeight], 
     )
 
 
-def _undeclared_finding(model: ModelDirectory, result: list[QuantizedWeight]) -> ModelFinding:
-    scales = sum(bool(item.scales) for item in result)
+def _undeclared_finding(model: ModelDirectory, weights: list[QuantizedWeight]) -> ModelFinding:
+    scales = sum(bool(item.scales) for item in weights)
     return ModelFinding(
         "error" if scales else "warning",
         CHECK.name,
         model.path(CONFIG),
-        f"there {plural_with_verb(len(result), 'quantized weight')}, {scales} with scales, such as "
-        f"{result[0]}, "
+        f"there {plural_with_verb(len(weights), 'quantized weight')}, {scales} with scales, such as "
+        f"{weights[0]}, "
         f"and {CONFIG} has no {FIELD}",
         "transformers and others use the stored numbers as the weights themselves",
         f"fetch {CONFIG} again, which declares the scheme",
@@ -131,13 +131,13 @@ def _not_quantized(model: ModelDirectory, settings: Mapping[str, Any]) -> ModelF
 
 
 def _supported_finding(
-    model: ModelDirectory, result: list[QuantizedWeight], settings: Mapping[str, Any], *, is_read: bool
+    model: ModelDirectory, weights: list[QuantizedWeight], settings: Mapping[str, Any], *, is_read: bool
 ) -> ModelFinding:
     reason = "their values are products with scales: conversions to MaxText multiply them"
     hint = remedy(settings, is_read=False)
     if is_read and model.quantized.has_supported_method:
         hint = f"{action('cast', model.location, 'DST', dtype='bfloat16')} writes a model of plain weights"
-        if _can_stay_quantized(result, settings):
+        if _can_stay_quantized(weights, settings):
             keep = action("hf_to_maxtext", model.location, "DST", quantized="keep")
             hint += f"; {keep} keeps it in FP8 if its blocks fit the kernels"
     else:
@@ -149,16 +149,16 @@ def _supported_finding(
         "info",
         CHECK.name,
         model.location,
-        f"the weights are quantized: {scheme(settings)}; {len(result)} weight{'s' * (len(result) != 1)}, "
+        f"the weights are quantized: {scheme(settings)}; {len(weights)} weight{'s' * (len(weights) != 1)}, "
         "each with its scales",
         reason,
         hint,
     )
 
 
-def _can_stay_quantized(result: list[QuantizedWeight], settings: Mapping[str, Any]) -> bool:
+def _can_stay_quantized(weights: list[QuantizedWeight], settings: Mapping[str, Any]) -> bool:
     """Return whether the weights are in FP8 with one scale per block, a form that MaxText supports."""
-    is_fp8 = all(item.dtype.name.startswith("float8_") for item in result)
+    is_fp8 = all(item.dtype.name.startswith("float8_") for item in weights)
     return is_fp8 and settings.get("quant_method") == "fp8" and bool(settings.get("weight_block_size"))
 
 

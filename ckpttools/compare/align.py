@@ -51,7 +51,7 @@ class AlignOptions:
         model: Family and RoPE layout, if there is no configuration or to override it.
         like: Directory of a Hugging Face model, or a `config.json`; None for the one next to the arrays.
         padding_rows: How to treat rows beyond the vocabulary; `way` of
-            `ckpttools.maxtext.vocabulary.rows_that_count`.
+            `ckpttools.maxtext.vocabulary.count_surplus_rows`.
         parameters: Compare only the parameters.
         lists_state: Whether training state that only one side has is listed array by array instead of as a
             group.

@@ -31,7 +31,7 @@ def hints_after_verify(
     Args:
         result: All differences.
         both: The compared arrays.
-        compared: Result of `diffing` for both checkpoints.
+        compared: Result of `diff_command` for both checkpoints.
     """
     dtypes = {item.name for item in result if item.reason == "dtype" and _are_floats(item.name, both)}
     rest = [item for item in result if item.name not in dtypes]

@@ -251,7 +251,7 @@ def _can_be_rounded(dtypes: Dtypes, *sides: np.ndarray) -> bool:
 def _most_steps(
     steps: np.ndarray, farthest: np.ndarray, sides: Sides, dtypes: Dtypes, scratch: Scratch
 ) -> int | None:
-    """Return the most steps from one number to the next; None if there are more than `MOST_STEPS`.
+    """Return the most steps from one number to the next; None if there are more than `MAX_STEPS`.
 
     The numbers that are the farthest apart are usually too far, which saves a third of the time.
 
@@ -388,7 +388,7 @@ class Deviation:
         max_abs: Largest |a - b|; infinite if one element is infinite and the other is different.
         max_rel: Largest |a - b| / max(|a|, |b|), which is at most 2; infinite if `max_abs` is.
         max_ulp: Largest number of steps between the two elements among the numbers of the coarser dtype, with
-            infinity after the largest number. None if there are more than `MOST_STEPS`, between numbers of
+            infinity after the largest number. None if there are more than `MAX_STEPS`, between numbers of
             different kinds, and for integers, whose difference is `max_abs`.
         first: Index of the first element that exceeds all tolerances, or otherwise of the first that differs.
     """

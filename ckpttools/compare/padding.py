@@ -21,7 +21,7 @@ from ckpttools.roles.buffers import is_buffer
 def drop_implied(both: Pairing[LazyArray], padding_mode: str | None, memory: int) -> Pairing[LazyArray]:
     """Leave out arrays and rows that the other side implies: padding rows, buffers, a tied head.
 
-    For arguments and errors, see `without_padding`, `without_computed_buffers` and `without_equal_head`.
+    For arguments and errors, see `drop_padding`, `drop_computed_buffers` and `drop_equal_head`.
     """
     result = drop_computed_buffers(drop_padding(both, padding_mode, memory), memory)
     return drop_equal_head(result, memory)
@@ -34,7 +34,7 @@ def drop_padding(both: Pairing[LazyArray], padding_mode: str | None, memory: int
 
     Args:
         both: The arrays to compare.
-        padding_mode: See `ckpttools.maxtext.vocabulary.counted_rows`.
+        padding_mode: See `ckpttools.maxtext.vocabulary.count_surplus_rows`.
         memory: Maximum resident bytes.
 
     Raises:

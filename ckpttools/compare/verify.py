@@ -53,7 +53,7 @@ def compare(
 def side_by_side(
     arrays: Mapping[str, LazyArray], expected: Mapping[str, LazyArray]
 ) -> list[tuple[WholeArray, LazyArray]]:
-    """Pair all of `arrays` with those of `expected`, as stacks if that is cheaper to read.
+    """Pair all arrays of `arrays` with those of `expected`, as stacks if that is cheaper to read.
 
     Args:
         arrays: Arrays by name.

@@ -274,7 +274,7 @@ def _rename(term: str, old: str, new: str) -> str:
 
 @contextmanager
 def error_in_plan(plan: object) -> Iterator[None]:
-    """Adapt errors raised inside the `with` to the plan that is being run; see `in_plan`."""
+    """Adapt errors raised inside the `with` to the plan that is being run; see `name_plan`."""
     from ckpttools.core.errors import CheckpointError
 
     try:

@@ -101,12 +101,10 @@ def set_aside_command(path: Location) -> str:
     return f"mv -n {quote_local_path(path)} {quote_local_path(free)}"
 
 
-def as_finding(result: ModelFinding) -> Finding:
+def as_finding(found: ModelFinding) -> Finding:
     """Convert the finding of a model check to one of doctor."""
-    finding = Finding(
-        result.level, result.location, result.what, result.why, result.hint, command=result.command
-    )
-    return replace(finding, check=result.check)
+    finding = Finding(found.level, found.location, found.what, found.why, found.hint, command=found.command)
+    return replace(finding, check=found.check)
 
 
 def finding_of(error: CheckpointError, location: Location, level: str = ERROR, reason: str = "") -> Finding:

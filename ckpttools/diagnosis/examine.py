@@ -220,10 +220,10 @@ def _count_inventory(inventory: Inventory) -> Iterator[str]:
     return (f"{number:,} {one if number == 1 else many}" for number, one, many in counts if number)
 
 
-def _drop_explained_errors(result: Iterable[Finding]) -> Iterator[Finding]:
+def _drop_explained_errors(findings: Iterable[Finding]) -> Iterator[Finding]:
     """Yield the findings, except errors of opening that another finding explains."""
-    locations = [item.location for item in result if item.level == ERROR and item.check != LAST_RESORT]
-    for item in result:
+    locations = [item.location for item in findings if item.level == ERROR and item.check != LAST_RESORT]
+    for item in findings:
         if item.check != LAST_RESORT or not any(_is_explained(item, location) for location in locations):
             yield item
 
@@ -281,22 +281,22 @@ def apply_fixes(
 
 def _apply_everywhere(
     fix: Fix,
-    result: Sequence[Finding],
+    findings: Sequence[Finding],
     read: ReadOptions,
     done: list[str],
     refused: dict[str, CheckpointError],
 ) -> None:
     """Apply a fix at all locations. Adds the results to `done`, and errors to `refused` by location."""
-    for location in dict.fromkeys(item.location for item in result if item.fix == fix.name):
+    for location in dict.fromkeys(item.location for item in findings if item.fix == fix.name):
         try:
-            done.append(_apply(fix, location, result, read))
+            done.append(_apply(fix, location, findings, read))
         except CheckpointError as error:
             refused[location] = error
 
 
-def _apply(fix: Fix, location: str, result: Iterable[Finding], read: ReadOptions) -> str:
+def _apply(fix: Fix, location: str, findings: Iterable[Finding], read: ReadOptions) -> str:
     if fix.needs_health:
-        _refuse_ill(location, result)
+        _refuse_ill(location, findings)
     return fix.apply(parse(location), read)
 
 
@@ -319,8 +319,8 @@ def _refusal(location: str, error: CheckpointError) -> Refusal:
     return Refusal(location, where + as_finding.what, do, error.exit_code)
 
 
-def _refuse_ill(location: str, result: Iterable[Finding]) -> None:
-    for item in result:
+def _refuse_ill(location: str, findings: Iterable[Finding]) -> None:
+    for item in findings:
         if item.level == ERROR and _is_at(item.location, location):
             raise FormatError(
                 "this cannot be marked as finished while it has errors",

@@ -72,9 +72,11 @@ def _element(array: ArrayStats) -> str:
     return f"{array.path}{index}"
 
 
-def _bad_counts(result: Statistics) -> str:
-    counts = [f"{count:,} {name}" for count, name in ((result.nan, "NaN"), (result.inf, "Inf")) if count]
-    return f"{' and '.join(counts)} in {plural(result.elements, 'element')}"
+def _bad_counts(statistics: Statistics) -> str:
+    counts = [
+        f"{count:,} {name}" for count, name in ((statistics.nan, "NaN"), (statistics.inf, "Inf")) if count
+    ]
+    return f"{' and '.join(counts)} in {plural(statistics.elements, 'element')}"
 
 
 def _matrices(

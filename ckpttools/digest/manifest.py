@@ -234,22 +234,24 @@ def _parse_document(document: Mapping[str, Any], path: Location) -> Manifest:
     return manifest
 
 
-def _texts(result: Any) -> Mapping[str, str] | None:
-    if result is None:
+def _texts(recorded: Any) -> Mapping[str, str] | None:
+    if recorded is None:
         return None
-    return {name: _require_type(text, str) for name, text in _require_type(result, dict).items()}
+    return {name: _require_type(text, str) for name, text in _require_type(recorded, dict).items()}
 
 
-def _nodes(result: Any) -> LeafKinds | None:
-    if result is None:
+def _nodes(recorded: Any) -> LeafKinds | None:
+    if recorded is None:
         return None
-    layout = result["layout"]
+    layout = recorded["layout"]
     return LeafKinds(
         layout=None if layout is None else _require_type(layout, str),
-        is_stacked=_require_type(result["is_stacked"], bool),
-        has_state=_require_type(result["has_state"], bool),
-        is_read=_require_type(result["is_read"], bool),
-        kinds={name: _require_type(kind, str) for name, kind in _require_type(result["kinds"], dict).items()},
+        is_stacked=_require_type(recorded["is_stacked"], bool),
+        has_state=_require_type(recorded["has_state"], bool),
+        is_read=_require_type(recorded["is_read"], bool),
+        kinds={
+            name: _require_type(kind, str) for name, kind in _require_type(recorded["kinds"], dict).items()
+        },
     )
 
 

@@ -31,7 +31,7 @@ SIDECARS = "hf"
 """Directory inside an Orbax item for a model's sidecars; see `formats.sidecar`."""
 
 RECORD = "ckpttools.json"
-"""File in `SIDECAR_DIRECTORY` that records the names that the model used."""
+"""File in `SIDECARS` that records the names that the model used."""
 
 
 NOT_A_DIRECTORY = "not a directory"
@@ -356,7 +356,7 @@ class Target:
         shares: Whether unchanged data may be shared with the source by default, because the command changes
             the tree rather than how it is stored.
         least_share: Fraction of a file that must be used for sharing it by default; 0 means
-            `ckpttools.formats.references.LEAST_SHARE`.
+            `ckpttools.formats.references.MIN_SHARED_FRACTION`.
         declared: Names of the options that the user set.
     """
 

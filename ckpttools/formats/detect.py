@@ -530,9 +530,9 @@ def _identify(location: Location) -> Detected | None:
     return result if is_one else None
 
 
-def _with_leftovers(result: Sequence[Detected]) -> Sequence[Detected]:
+def _with_leftovers(detected: Sequence[Detected]) -> Sequence[Detected]:
     """Return the members of a collection; empty if all of them are interrupted conversions."""
-    return result if any(item.unfinished is None for item in result) else ()
+    return detected if any(item.unfinished is None for item in detected) else ()
 
 
 def _is_plan(location: Location) -> bool:

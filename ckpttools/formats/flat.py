@@ -61,7 +61,7 @@ def is_flat(tree: Tree) -> bool:
 
 
 def describe(tree: Tree, separator: str) -> str:
-    """Serialize everything about the tree except its arrays as JSON; see `restored`.
+    """Serialize everything about the tree except its arrays as JSON; see `restore`.
 
     Raises:
         FormatError: The custom metadata cannot be written as JSON, or a text or name cannot be encoded as
@@ -122,11 +122,11 @@ def _kind(path: Path, leaf: Leaf, tree: Tree) -> tuple[str, ...]:
 
 
 def restore(flat: Tree, text: str) -> Tree:
-    """Restore the tree that `described` serialized.
+    """Restore the tree that `describe` serialized.
 
     Args:
         flat: The arrays, each under a path of a single key (its name).
-        text: The text that `described` returned.
+        text: The text that `describe` returned.
 
     Raises:
         FormatError: The text is invalid, or it and `flat` do not name the same arrays.

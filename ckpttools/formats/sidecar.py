@@ -112,7 +112,7 @@ class WithSidecars:
 
     @property
     def requested_step(self) -> int | None:
-        """See `WritesSteps.step_said`."""
+        """See `WritesSteps.requested_step`."""
         return self.writer.requested_step if isinstance(self.writer, WritesSteps) else None
 
     def with_sidecars(self, tree: Tree) -> Tree:

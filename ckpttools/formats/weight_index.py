@@ -55,7 +55,7 @@ class WeightsLocation:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The normalized file names; from an index, in the order of `in_reading_order`.
+        """The normalized file names; from an index, in the order of `sort_by_reading_order`.
 
         Raises:
             FormatError: The index is damaged, or a file is missing or outside the directory.

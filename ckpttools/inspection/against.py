@@ -24,7 +24,7 @@ from ckpttools.mapping.coverage import Coverage, NotCoveredError, ShapeMismatch
 from ckpttools.mapping.flags import Flag
 from ckpttools.mapping.keys import Key
 from ckpttools.mapping.row import Row
-from ckpttools.mapping.sizes import most_specific
+from ckpttools.mapping.sizes import max_coordinate
 from ckpttools.maxtext.family_layouts import family_as_stored
 from ckpttools.maxtext.layers import split_layer_number
 from ckpttools.maxtext.recognition import FamilyKeys, family_fits
@@ -97,7 +97,7 @@ def compare_with_family(
 
 @dataclass(frozen=True)
 class _FamilyComparison:
-    """A tree and its expected arrays. Attributes are the arguments of `against_family`."""
+    """A tree and its expected arrays. Attributes are the arguments of `compare_with_family`."""
 
     tree: Tree
     family: Family
@@ -230,7 +230,7 @@ def _gaps(names: Collection[str], keys: FamilyKeys) -> Iterator[str]:
     """Yield layers without arrays that precede layers with arrays: `model.layers.2.*`."""
     for before, result in _layers(names).items():
         first = min(keys.first_numbers(before), default=min(result))
-        last = max((number for number in result if number < most_specific(len(names))), default=0)
+        last = max((number for number in result if number < max_coordinate(len(names))), default=0)
         yield from (f"{before}{number}.*" for number in range(first, last) if number not in result)
 
 

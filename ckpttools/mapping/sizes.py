@@ -16,7 +16,7 @@ from ckpttools.mapping.axes import Side
 from ckpttools.mapping.keys import AxisGroup, Field
 
 # The largest plausible number in a name; no model has more layers or experts.
-_MAX_MISSING_COORDINATES = 10_000
+_MAX_COORDINATE = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ def sizes_from_keys(sizes: Mapping[str, Size], keys: Iterable[str], sides: Itera
     """
     complete = dict(sizes)
     names = list(keys)
-    limit = most_specific(len(names))
+    limit = max_coordinate(len(names))
     lengths = lengths_of(sizes)
     for side in sides:
         telling = {k: field for k, field in enumerate(side.key.fields) if _determines_sizes(field, lengths)}
@@ -216,9 +216,9 @@ def sizes_from_keys(sizes: Mapping[str, Size], keys: Iterable[str], sides: Itera
     return complete
 
 
-def most_specific(names: int) -> int:
+def max_coordinate(names: int) -> int:
     """Return the limit above which a number in one of the names is implausible."""
-    return max(_MAX_MISSING_COORDINATES, names)
+    return max(_MAX_COORDINATE, names)
 
 
 def _determines_sizes(field: Field, lengths: Mapping[str, int]) -> bool:

@@ -149,7 +149,7 @@ class Table:
     ) -> None:
         """Refuse arrays that do not fit the model.
 
-        The arguments are as for `known_of`, the errors as for `to_left`.
+        The arguments are as for `infer_known`, the errors as for `to_left`.
         """
         arrays = self._crop(arrays, cut)[0] if left else arrays
         drop = () if left else (*self.dropped, *self._unmatched_patterns())

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def patterns_outside_model(tree: Tree, drop: Collection[str] = ()) -> list[str]:
-    """Return `patterns_of_others`, and patterns for a trainer's state next to the weights.
+    """Return `patterns_outside_state_dict`, and patterns for a trainer's state next to the weights.
 
     Args:
         tree: The tree of a PyTorch checkpoint.

@@ -166,8 +166,7 @@ def scan_axis(decoder: Mapping[Path, LazyArray], recorded_axis: int | None = Non
 
     Args:
         decoder: The parameters below `decoder`.
-        recorded_axis: The recorded axis, which decides if names and shapes allow several axes; None
-            prefers axis 1.
+        recorded_axis: The recorded axis, used if names and shapes leave several axes; None prefers axis 1.
     """
     axes = scan_axes(decoder)
     if recorded_axis in axes:

@@ -128,7 +128,7 @@ def _scaled_row(row: Row, context: _Way) -> _Scaled | None:
     """Return the row with its scale layout if its weights are quantized.
 
     Raises:
-        MappingError: Only some of the weights of a target array are quantized, or as for `_cut`.
+        MappingError: Only some of the weights of a target array are quantized, or as for `_split_into_cells`.
     """
     sizes, scales = context.sizes, context.scales
     source, target = (row.left, row.right) if context.inverse else (row.right, row.left)

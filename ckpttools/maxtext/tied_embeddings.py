@@ -54,8 +54,8 @@ def tied_flags(tied_mode: str | None, head: str | None, names: Mapping[str, Lazy
     """Return the flag that the user sets; nothing if the configuration decides.
 
     Args:
-        tied_mode: "keep" follows the existing arrays, "drop" means a model without a head, and "materialize"
-            a model that gets a head.
+        tied_mode: "keep" follows the existing arrays, "drop" means a model without a head, and
+            "materialize" a model that gets a head.
         head: The name of the source's head, or None.
         names: The arrays of the source.
     """

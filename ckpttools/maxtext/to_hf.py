@@ -393,7 +393,7 @@ def config_to_write(
     arrays: Mapping[str, LazyArray],
     tied: bool | None,
 ) -> WeightsConfig | None:
-    """Return the configuration of the output, or None; raises the errors of `without_absent_parts`."""
+    """Return the configuration of the output, or None; raises the errors of `drop_absent_parts`."""
     if files.config is None:
         return None
     text = text_config(files.config, bound.spelling) if options.spelling == TEXT else None

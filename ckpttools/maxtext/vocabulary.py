@@ -158,7 +158,7 @@ def drop_vocabulary_padding(
 
     Args:
         arrays, shapes: As for `find_surpluses`.
-        padding_mode, memory: As for `counted_rows`, which also raises the errors.
+        padding_mode, memory: As for `count_surplus_rows`, which also raises the errors.
     """
     result = find_surpluses(arrays, shapes)
     rows = count_surplus_rows(result, padding_mode, memory)

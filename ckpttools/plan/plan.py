@@ -60,7 +60,7 @@ _BYTES_PER_EXTENT, _BYTES_PER_FILE = 640, 896
 _MIN_REMARK_FRACTION = 0.05
 # Number of lines of a fingerprint that are encoded as one list. Another number would change all fingerprints,
 # so that conversions started by an earlier version could not be resumed.
-_MIN_SIZE = 1024
+_LINES_PER_LIST = 1024
 
 
 class Totals(TypedDict):
@@ -218,7 +218,7 @@ class Plan:
         """
         digest, text = hashlib.sha256(), json.JSONEncoder(separators=(",", ":")).encode
         described = self._describe(fingerprint_once(identify))
-        while lines := list(islice(described, _MIN_SIZE)):
+        while lines := list(islice(described, _LINES_PER_LIST)):
             digest.update(text(lines).encode())
         return digest.hexdigest()
 

@@ -78,7 +78,7 @@ def tile_shape(
     cells: Sequence[Shape],
     cost: Callable[[Shape], float],
     *,
-    is_complete: bool = False,
+    keep_cells: bool = False,
 ) -> Shape | None:
     """Return a shape of at most `limit` elements by repeatedly halving the axis with the lowest cost.
 
@@ -87,13 +87,13 @@ def tile_shape(
         limit: Maximum elements of a tile.
         cells: Cell shapes of grids. Axes are divided along cells while the shape spans several of them.
         cost: Returns the cost per element of a tile.
-        is_complete: Whether cells must not be divided.
+        keep_cells: Whether cells must not be divided.
 
     Returns:
         The shape; None if a single cell has more elements.
     """
     while prod(shape) > limit:
-        halves = (_halve_axis(shape, axis, cells, is_complete) for axis in range(len(shape)))
+        halves = (_halve_axis(shape, axis, cells, keep_cells) for axis in range(len(shape)))
         shorter = [half for half in halves if half != shape]
         if not shorter:
             return None
@@ -101,10 +101,10 @@ def tile_shape(
     return shape
 
 
-def _halve_axis(shape: Shape, axis: int, cells: Sequence[Shape], is_complete: bool) -> Shape:
+def _halve_axis(shape: Shape, axis: int, cells: Sequence[Shape], keep_cells: bool) -> Shape:
     """Return the shape with one axis halved, rounded up to full cells; the same shape if impossible."""
     length = shape[axis]
-    cell = max((item[axis] for item in cells if item[axis] < length), default=length if is_complete else 1)
+    cell = max((item[axis] for item in cells if item[axis] < length), default=length if keep_cells else 1)
     half = ceil_div(ceil_div(length, 2), cell) * cell
     return (*shape[:axis], half, *shape[axis + 1 :])
 
@@ -158,7 +158,7 @@ def task_of(path: Path, array: LazyArray, region: Region) -> Task:
 def _tile(path: Path, array: LazyArray, placement: Placement, limit: int) -> Shape:
     """Return a shape of at most `limit` elements that does not divide encoded chunks."""
     cost = partial(_cost_per_element, array, placement, prices(array))
-    tile = tile_shape(array.shape, limit, [placement.chunk], cost, is_complete=placement.codec is not None)
+    tile = tile_shape(array.shape, limit, [placement.chunk], cost, keep_cells=placement.codec is not None)
     if tile is None or limit < 1:
         raise MemoryBudgetError(
             "an encoded chunk does not fit" if limit else "one element does not fit",

@@ -63,9 +63,9 @@ def _path(path: Path, weight: Weight) -> Path:
     return (*path[:-1], last.removesuffix(ending))
 
 
-def value_notes(result: Iterable[Weight], dtype: DType, like: Like) -> Notes:
+def value_notes(weights: Iterable[Weight], dtype: DType, like: Like) -> Notes:
     """Describe the effects of dequantization on values, with one note per scheme."""
-    count = Counter((item.scheme, _is_exact(item, dtype)) for item in result)
+    count = Counter((item.scheme, _is_exact(item, dtype)) for item in weights)
     exact, inexact = [], []
     for (named, is_exact), number in count.items():
         text = f"dequantized from {named} to {dtype}: "
@@ -149,7 +149,7 @@ def has_doubtful_shapes(weights: Weights) -> bool:
 
 def interpret_weights(
     arrays: Mapping[str, ArrayLike],
-    result: Mapping[str, QuantizedWeight],
+    quantized: Mapping[str, QuantizedWeight],
     settings: Mapping[str, Any] | None,
     shapes: Mapping[str, Shape] | None = None,
 ) -> Weights:
@@ -157,7 +157,7 @@ def interpret_weights(
 
     Args:
         arrays: All arrays by name.
-        result: The quantized weights among the arrays.
+        quantized: The quantized weights among the arrays.
         settings: The `quantization_config` that describes the weights.
         shapes: As for `ckpttools.quantized.schemes.base.Module`.
     """
@@ -165,7 +165,7 @@ def interpret_weights(
     readable: dict[str, Weight] = {}
     unknown: list[str] = []
     faults: list[str] = []
-    for name, item in result.items():
+    for name, item in quantized.items():
         module = Module(name, item.sides, arrays, settings, shapes or {})
         known = scheme_of(module)
         if known is None:
@@ -178,14 +178,14 @@ def interpret_weights(
         except UnreadableError as error:
             faults.append(str(error))
     used = {name for item in readable.values() for name in item.stored}
-    known_names = used | {name for item in result.values() for name in (item.name, *item.sides)}
+    known_names = used | {name for item in quantized.values() for name in (item.name, *item.sides)}
     exempt = exempt_modules(settings)
     others = [name for name in arrays if name not in known_names]
     left_out = tuple(name for name in others if scales_no_weight(name))
     alone = (name for name in others if is_scale(name) and not exempt.has(name) and name not in left_out)
     faults += [f"{name}: {arrays[name].dtype}, a scale without a weight" for name in alone]
     faults += _clashes(readable.values(), arrays, used)
-    named = unsupported_reason(settings) if result else ()
+    named = unsupported_reason(settings) if quantized else ()
     lines = (*named, *unknown, *faults)
     return Weights(readable, lines, left_out, is_whole=bool(lines) and (bool(named) or not faults))
 
@@ -203,13 +203,13 @@ def _clashes(weights: Iterable[Weight], arrays: Mapping[str, ArrayLike], used: s
             yield f"{name}: a plain array and a quantized one have this name"
 
 
-def unreadable_error(result: Weights, settings: Mapping[str, Any] | None, location: str) -> FormatError:
+def unreadable_error(weights: Weights, settings: Mapping[str, Any] | None, location: str) -> FormatError:
     """Return the error that lists the weights which cannot be dequantized, with reasons."""
     is_read = (settings or {}).get("quant_method") in read_methods()
-    is_damaged = is_read and not result.is_whole
+    is_damaged = is_read and not weights.is_whole
     return FormatError(
         "these quantized weights cannot be dequantized, and their values are meaningless without their "
-        "scales:" + listing(list(result.faults)),
+        "scales:" + listing(list(weights.faults)),
         location=location or None,
         got=f"{scheme(settings)} ({FIELD})",
         expected=_expected(is_read, is_damaged),

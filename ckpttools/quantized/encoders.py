@@ -158,7 +158,7 @@ def round_to_narrow_float(values: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def decode_codes(codes: np.ndarray, dtype: str) -> np.ndarray:
-    """Return the float32 values of codes; arguments as for `rounded_to_few_bits`."""
+    """Return the float32 values of codes; arguments as for `round_to_narrow_float`."""
     result: np.ndarray = _code_values(dtype).take(codes)
     return result
 

@@ -196,24 +196,24 @@ _SPARSE_FACTOR = 64
 _Part = tuple[Weight, Region]
 
 
-def refuse_damaged(result: ValueFaults, settings: Mapping[str, Any] | None, location: str) -> Notes:
+def refuse_damaged(faults: ValueFaults, settings: Mapping[str, Any] | None, location: str) -> Notes:
     """Refuse damaged scales, and describe scales that are not positive.
 
     Raises:
         DamagedScalesError: There are damaged scales. The message lists them.
     """
-    if result.damaged:
+    if faults.damaged:
         raise damaged_error(
-            result.damaged,
+            faults.damaged,
             location=location or None,
             got=f"{scheme(settings)} ({FIELD})" if settings else None,
         )
-    if not result.not_positive:
+    if not faults.not_positive:
         return Notes()
-    count = plural(len(result.not_positive), "quantized weight")
+    count = plural(len(faults.not_positive), "quantized weight")
     remark = (
         f"{count} with scales that are zero or negative, which quantizers do not write: numbers of their "
-        f"blocks vanish, or change their signs ({first_names(result.not_positive)})"
+        f"blocks vanish, or change their signs ({first_names(faults.not_positive)})"
     )
     return Notes(remarks=(remark,))
 

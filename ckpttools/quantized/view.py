@@ -185,7 +185,7 @@ class QuantizedView:
 
     @cached_property
     def shaped(self) -> Weights:
-        """Like `by_headers`, with stored shapes; raises StorageError if they cannot be read."""
+        """Like `weights_from_headers`, with stored shapes; raises StorageError if they cannot be read."""
         if not self.readable:
             return self.weights_from_headers
         from ckpttools.quantized.dequantized_tree import interpret_weights, read_shapes

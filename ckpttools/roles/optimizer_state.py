@@ -357,8 +357,8 @@ def _first(heads: Iterable[Path]) -> set[Path]:
 
 # A module may be named like a moment and have the paths of one or two parameters of another module.
 _MAX_FEW_PARAMETERS = 2
-# Minimum number of keys: the moment's name, and a name above it.
-_MAX_KEYS_ABOVE_MOMENT = 2
+# A prefix of moments has at least this many keys: the name of the moment and a name above it.
+_MIN_KEYS = 2
 
 
 def unnamed_state(mirrors: Mirrors, rest: list[Path]) -> Heads:
@@ -396,7 +396,7 @@ def _moments_of_few(mirrors: Mirrors, rest: list[Path]) -> Heads:
     # Modules may also have such names, and paths of other modules; they are directly below a name of their
     # own.
     counted = any((*head[:-1], step) in mirrors.arrays for step in STEPS)
-    if len(head) < _MAX_KEYS_ABOVE_MOMENT or (head[-1] in SHARED and not (counted and head[-1] != "v")):
+    if len(head) < _MIN_KEYS or (head[-1] in SHARED and not (counted and head[-1] != "v")):
         return Heads()
     shapes = {path[len(head) :]: mirrors.arrays[path].shape for path in named}
     root = {path[: len(path) - len(tail)] for path in model for tail in shapes if path[-len(tail) :] == tail}

@@ -360,7 +360,7 @@ def _resume_obstacle(latest: Step, item: str | None, steps: Sequence[StepListing
 
 
 def list_step(step: Step) -> StepListing:
-    """List one step; raises the errors of `listed`."""
+    """List one step; raises the errors of `list_run`."""
     usage = measure_usage(step.path)
     committed = step.declared.fields.get("commit_timestamp_nsecs")
     saved = committed if isinstance(committed, int) else usage.modified

@@ -132,7 +132,7 @@ class Shard:
 
 
 class ShardHolder:
-    """Holder of one array in shards; see `ckpttools.array.nodes.Holder`."""
+    """Holder of one array in shards; see `ckpttools.array.nodes.ArrayHolder`."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class ShardHolder:
             name: Name of the array, for messages.
             dtype: Dtype of the elements.
             shards: Shards that tile the array, or the part of it that this process saves.
-            version: See `Holder.version`.
+            version: See `ArrayHolder.version`.
             owners: Processes that save the array, each with a region; empty if one process has the complete
                 array.
             sharding: Sharding of a JAX array; None for numpy.

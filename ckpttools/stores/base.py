@@ -213,12 +213,12 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def open(self, key: str, result: Status | None = None) -> File:
+    def open(self, key: str, status: Status | None = None) -> File:
         """Open a file for reading.
 
         Args:
             key: Key of the file.
-            result: Status of the file, if known; None requests it.
+            status: Status of the file, if known; None requests it.
 
         Raises:
             FormatError: The file does not exist.

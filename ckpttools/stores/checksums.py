@@ -68,13 +68,13 @@ def find_damage(
             done += nbytes
             tell(done, total)
 
-    def look(result: Sequence[ChecksummedRange]) -> DamagedRanges | CheckpointError:
+    def look(ranges: Sequence[ChecksummedRange]) -> DamagedRanges | CheckpointError:
         try:
-            read = [(item, _crc32_of(item, observe)) for item in result]
+            read = [(item, _crc32_of(item, observe)) for item in ranges]
         except CheckpointError as error:
             return error
         finally:
-            for item in result:
+            for item in ranges:
                 item.file.close()
         return [(item, got) for item, got in read if got != item.crc32]
 

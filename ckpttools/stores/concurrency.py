@@ -59,8 +59,8 @@ class Pace:
     """A thread-safe gate that adapts the number of concurrent reads to the measured rate.
 
     Args:
-        nbytes: Size of a long read in bytes. Concurrent reads have at most the bytes of `USUAL` long reads,
-            or of as many as the user set.
+        nbytes: Size of a long read in bytes. Concurrent reads have at most the bytes of
+            `DEFAULT_CONCURRENCY` long reads, or of as many as the user set.
     """
 
     def __init__(self, nbytes: int) -> None:

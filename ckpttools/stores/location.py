@@ -298,17 +298,17 @@ class Location:
 
     # -- contents of files
 
-    def open(self, result: Status | None = None) -> File:
+    def open(self, status: Status | None = None) -> File:
         """Open the file for reading at any offset.
 
         Args:
-            result: Status of the file, if known; None requests it.
+            status: Status of the file, if known; None requests it.
 
         Raises:
             FormatError: The file does not exist.
             StorageError: The file cannot be accessed.
         """
-        return self.store.open(self.key, result)
+        return self.store.open(self.key, status)
 
     def read_bytes(self, limit: int = LARGEST_WHOLE) -> bytes:
         """Read a small file completely.

@@ -137,7 +137,7 @@ class MemoryStore(Store):
             self.list(key)
         yield from result
 
-    def open(self, key: str, result: Status | None = None) -> MemoryFile:
+    def open(self, key: str, status: Status | None = None) -> MemoryFile:
         content = self._files.get(key)
         if content is None:
             raise _absent(self.uri(key))

@@ -84,9 +84,9 @@ def _named_weights_findings(
     yield Finding(INFO, str(weights.folder / CONFIG), f"{WEIGHTS_FIELD} is {name}", reason, do)
 
 
-def _unread(location: Location, result: Iterable[Finding]) -> Iterator[Finding]:
+def _unread(location: Location, findings: Iterable[Finding]) -> Iterator[Finding]:
     """Report an index that is not read because one file has all weights."""
-    errors = [item.what for item in result if item.level == ERROR]
+    errors = [item.what for item in findings if item.level == ERROR]
     reason = f"transformers and ckpttools read {_WHOLE}, not the index"
     if not errors:
         problem = f"{_WHOLE} next to {location.name}"

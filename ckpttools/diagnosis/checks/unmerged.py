@@ -82,7 +82,7 @@ def merge_indexes(path: Location, read: ReadOptions) -> str:
     entries_here = path.entries()
     names = [entry.name for entry in entries_here if entry.is_dir]
     files = [entry.name for entry in entries_here if not entry.is_dir]
-    entries = union_of(path, read.max_index_bytes, is_complete=True).entries
+    entries = union_of(path, read.max_index_bytes, compare_all=True).entries
     _refuse_holes(ListedItem(Directory(path, tuple(files), tuple(names)), path, read=read))
     digest = hashlib.sha256(repr(list(entries.items())).encode()).hexdigest()
     node_file = f"d/{digest[:32]}"

@@ -77,19 +77,19 @@ def read_index(directory: Location, max_bytes: int) -> Index:
         raise error.at(directory / (error.location or MANIFEST)) from error
 
 
-def union_of(directory: Location, max_bytes: int, *, is_complete: bool = False) -> Index:
+def union_of(directory: Location, max_bytes: int, *, compare_all: bool = False) -> Index:
     """Return the union of the databases of all processes; other arguments and errors as for `index_of`.
 
     Replicated arrays are in several databases and must have the same bytes. Otherwise the databases are from
     different saves, and either could be wrong.
 
     Args:
-        is_complete: Whether to compare all bytes of replicated values, not only their ends.
+        compare_all: Whether to compare all bytes of replicated values, not only their ends.
     """
     processes = processes_of(directory)
     entries: dict[bytes, Entry] = {}
     nodes: list[Extent] = []
-    values = _Values(directory, is_complete)
+    values = _Values(directory, compare_all)
     for process in processes:
         result = read_index(process, max_bytes)
         nodes += [_relative_extent(node, process.name) for node in result.nodes]
@@ -112,9 +112,9 @@ def _relative_extent(extent: Extent, name: str) -> Extent:
 class _Values:
     """Reads the values of entries in parts and compares them."""
 
-    def __init__(self, directory: Location, is_complete: bool) -> None:
+    def __init__(self, directory: Location, compare_all: bool) -> None:
         self._directory = directory
-        self._whole = is_complete
+        self._compare_all = compare_all
         self._files: dict[str, File] = {}
 
     def agree(self, a: Entry, b: Entry) -> bool:
@@ -127,7 +127,7 @@ class _Values:
             return True
 
     def _parts(self, length: int) -> Iterator[range]:
-        if self._whole:
+        if self._compare_all:
             step = _COMPARE_BYTES
             yield from (range(start, min(start + step, length)) for start in range(0, length, step))
         else:

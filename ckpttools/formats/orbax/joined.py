@@ -151,7 +151,7 @@ def compare_replicas(save: Save, observe: Callable[[int], None] = lambda nbytes:
     """
     keys = list(save.twins)
     sizes = [sum(_lengths(save, key)) for key in keys]
-    look = partial(_disagreement, save, observe, is_complete=True)
+    look = partial(_disagreement, save, observe, compare_all=True)
     first = save.shares[0].host.store
     result = map_in_threads(max(_THREADS, first.costs.requests or 0), look, keys)
     return ReplicaComparison(len(keys), sum(sizes), tuple(item for item in result if item is not None))
@@ -163,17 +163,17 @@ def refuse_differing(save: Save, keys: Sequence[str]) -> None:
     Raises:
         FormatError: The values of two hosts differ.
     """
-    look = partial(_disagreement, save, lambda nbytes: None, is_complete=False)
+    look = partial(_disagreement, save, lambda nbytes: None, compare_all=False)
     result = [key for key in map(look, keys) if key is not None]
     if result:
         raise unlike(save, result)
 
 
-def unlike(save: Save, result: Sequence[Disagreement]) -> FormatError:
+def unlike(save: Save, disagreements: Sequence[Disagreement]) -> FormatError:
     """Return the error for hosts whose values differ."""
     return FormatError(
-        f"hosts disagree on {plural(len(result), 'chunk')} of step {save.step}"
-        + listing(list(map(str, result))),
+        f"hosts disagree on {plural(len(disagreements), 'chunk')} of step {save.step}"
+        + listing(list(map(str, disagreements))),
         expected="the same bytes: one of them is damaged, or they come from different runs",
         hint="find out which host is right from an older step, the loss after resuming, or a third copy; "
         f"then pass {option('prefer', 'HOST_DIR')}, or leave out the other directory",
@@ -192,7 +192,7 @@ def keys_alone(save: Save, number: int) -> list[str]:
     return [key for key, owner in save.owners.items() if owner == number and key not in save.twins]
 
 
-def refuse_mixed(save: Save, result: Sequence[Disagreement]) -> None:
+def refuse_mixed(save: Save, disagreements: Sequence[Disagreement]) -> None:
     """Raise an error if a share that disagrees with the others, but is partly used, seems to be another save.
 
     Bit flips affect few values, while in another run nearly all values differ.
@@ -201,7 +201,7 @@ def refuse_mixed(save: Save, result: Sequence[Disagreement]) -> None:
         FormatError: A host differs in most values that it shares with others, and has values that only it
             has.
     """
-    losses = Counter(number for item in result for number in losers(save, item))
+    losses = Counter(number for item in disagreements for number in losers(save, item))
     for number, count in losses.items():
         common = [key for key, shares in save.twins.items() if number in shares and has_many(save, key)]
         alone = keys_alone(save, number)
@@ -225,11 +225,11 @@ def _lengths(save: Save, key: str) -> Iterator[int]:
 
 
 def _disagreement(
-    save: Save, observe: Callable[[int], None], key: str, *, is_complete: bool
+    save: Save, observe: Callable[[int], None], key: str, *, compare_all: bool
 ) -> Disagreement | None:
     numbers = save.twins[key]
     lengths = set(_lengths(save, key))
-    if len(lengths) == 1 and _is_same(save, observe, key, lengths.pop(), is_complete):
+    if len(lengths) == 1 and _is_same(save, observe, key, lengths.pop(), compare_all):
         return None
     groups: dict[str, list[str]] = {}
     for number in numbers:
@@ -239,9 +239,9 @@ def _disagreement(
     return Disagreement(key, tuple(map(tuple, ranked)))
 
 
-def _is_same(save: Save, observe: Callable[[int], None], key: str, length: int, is_complete: bool) -> bool:
+def _is_same(save: Save, observe: Callable[[int], None], key: str, length: int, compare_all: bool) -> bool:
     first, *others = save.twins[key]
-    for start, stop in _parts(length, is_complete):
+    for start, stop in _parts(length, compare_all):
         expected = _read(save, key, first, start, stop)
         observe(stop - start)
         for number in others:

@@ -156,7 +156,7 @@ class OrbaxWriter:
 
     @property
     def requested_step(self) -> int | None:
-        """See `WritesSteps.step_said`. Conversions of models write step 0."""
+        """See `WritesSteps.requested_step`. Conversions of models write step 0."""
         return self.step or None if self.level == "run" else None
 
     def _chunk_destination(self, base: str, path: Path) -> ChunkFiles | Appended | None:

@@ -110,7 +110,7 @@ def checksums_in(locations: Iterable[Location], limit: int) -> Iterator[Checksum
 
     Args:
         locations: The locations of the files.
-        limit: As for `opened`.
+        limit: As for `open_archive`.
 
     Raises:
         StorageError: A network store does not respond.

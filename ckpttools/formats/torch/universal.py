@@ -67,7 +67,7 @@ class UniversalFormat(ReadOnlyFormat):
         return checksums_in(files, options.max_header_bytes)
 
     def checkpoint_location(self, path: Location) -> Location:
-        """See `ckpttools.formats.base.SupportsLocation.lies_at`."""
+        """See `ckpttools.formats.base.SupportsLocation.checkpoint_location`."""
         return path if missing_step(path, UNIVERSAL, _is_step) else step_named(path, UNIVERSAL)
 
 

@@ -91,7 +91,7 @@ class ZeroFormat(ReadOnlyFormat):
         return checksums_in(step_named(path, LATEST).glob("*.pt"), options.max_header_bytes)
 
     def checkpoint_location(self, path: Location) -> Location:
-        """See `ckpttools.formats.base.SupportsLocation.lies_at`."""
+        """See `ckpttools.formats.base.SupportsLocation.checkpoint_location`."""
         return path if missing_step(path, LATEST, _ranks) else step_named(path, LATEST)
 
 

@@ -69,24 +69,24 @@ class ModelStates:
             if isinstance(fragments := dictionary(file).get("frozen_param_fragments"), dict)
         }
 
-    def shared(self, result: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
+    def shared(self, arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
         """Return parameters that share the values of others, under their own names."""
         declared = self._state.get("shared_params")
         aliases = declared.items() if isinstance(declared, dict) else ()
         return {
-            alias: result[name]
+            alias: arrays[name]
             for alias, name in aliases
-            if type(alias) is str and type(name) is str and name in result
+            if type(alias) is str and type(name) is str and name in arrays
         }
 
-    def others(self, result: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
+    def others(self, arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
         """Return the model's untrained tensors that older releases do not list."""
         module = self._state.get("module")
         entries = module.items() if isinstance(module, dict) else ()
         return {
             name: self.files[0].tensor(value)
             for name, value in entries
-            if type(name) is str and name not in result and is_tensor(value)
+            if type(name) is str and name not in arrays and is_tensor(value)
         }
 
     def check_step(self) -> None:
@@ -348,8 +348,8 @@ def names_of_ranks(
     """Return the names of the parameters that the parts of each process overlap.
 
     Args:
-        groups: As for `of_groups`, with a part for each process.
-        shapes, gaps: As for `of_groups`.
+        groups: As for `cut_groups`, with a part for each process.
+        shapes, gaps: As for `cut_groups`.
     """
     names_by_rank: list[set[str]] = [set() for _ in groups[0].parts]
     for number, (vector, named) in enumerate(zip(groups, shapes, strict=True)):
@@ -372,7 +372,7 @@ def cut_ranks(ranks: Sequence[Vector], shapes: Sequence[Shapes]) -> dict[str, La
         shapes: Shapes of the parameters of each group, in order.
 
     Raises:
-        ValueError: As for `of_groups`.
+        ValueError: As for `cut_groups`.
     """
     world, at = len(ranks), 0
     result: dict[str, LazyArray] = {}

@@ -60,7 +60,7 @@ def chunk_shape(
 
 
 def _even_pieces(length: int, limit: int) -> int:
-    """Return the largest power of two that divides `length` and is at most `limit` and `MOST_PIECES`."""
+    """Return the largest power of two that divides `length` and is at most `limit` and `MAX_PIECES`."""
     pieces = 1
     while pieces * 2 <= min(limit, MAX_PIECES) and length % (pieces * 2) == 0:
         pieces *= 2

@@ -100,7 +100,7 @@ class BareFormat(ReadOnlyFormat):
         return [item for step in run.finished for item in legacy_items(step)]
 
     def checkpoint_location(self, path: Location) -> Location:
-        """See `SupportsLocation.lies_at`. Steps store small arrays and their number in files."""
+        """See `SupportsLocation.checkpoint_location`. Steps store small arrays and their number in files."""
         return _locate_tree(path)
 
     def storage(self, tree: Tree, options: ReadOptions) -> Storage:
@@ -422,19 +422,19 @@ def _has_shards(array: Chunked) -> bool:
     return isinstance(array.part, Grid) and array.part.document.shard is not None
 
 
-def _build_tree(result: Mapping[str, LazyArray]) -> dict[Path, Leaf]:
+def _build_tree(arrays: Mapping[str, LazyArray]) -> dict[Path, Leaf]:
     """Build the tree from keys; names whose dots are ambiguous are not split."""
-    cut = {name: tuple(name.replace("/", ".").split(".")) if name else () for name in result}
+    cut = {name: tuple(name.replace("/", ".").split(".")) if name else () for name in arrays}
     inner = {keys[:depth] for keys in cut.values() for depth in range(len(keys))}
     is_tree = len({*cut.values()}) == len(cut) and inner.isdisjoint(cut.values())
-    paths: Mapping[str, Path] = cut if is_tree else {name: tuple(name.split("/")) for name in result}
-    return {paths[name]: array for name, array in result.items()}
+    paths: Mapping[str, Path] = cut if is_tree else {name: tuple(name.split("/")) for name in arrays}
+    return {paths[name]: array for name, array in arrays.items()}
 
 
-def _insert_arrays(state: FlaxState, result: Mapping[str, LazyArray], path: Location) -> dict[Path, Leaf]:
+def _insert_arrays(state: FlaxState, arrays: Mapping[str, LazyArray], path: Location) -> dict[Path, Leaf]:
     """Insert arrays into the tree of a file `checkpoint`, which names them."""
-    missing = sorted({*state.elsewhere.values()} - {*result})
-    unnamed = sorted({*result} - {*state.elsewhere.values()})
+    missing = sorted({*state.elsewhere.values()} - {*arrays})
+    unnamed = sorted({*arrays} - {*state.elsewhere.values()})
     if missing or unnamed:
         raise FormatError(
             f"arrays and the file {STATE} are not of one checkpoint:"
@@ -444,4 +444,4 @@ def _insert_arrays(state: FlaxState, result: Mapping[str, LazyArray], path: Loca
             expected=f"the arrays that {STATE} names",
             hint="copy the checkpoint again",
         )
-    return {**state.leaves, **{at: result[name] for at, name in state.elsewhere.items()}}
+    return {**state.leaves, **{at: arrays[name] for at, name in state.elsewhere.items()}}

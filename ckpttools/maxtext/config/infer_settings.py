@@ -90,20 +90,20 @@ def _setting(rule: Setting, reading: Reading, location: str) -> ModelSetting:
     )
 
 
-def _require_accepted(result: ModelSetting, location: str) -> ModelSetting:
+def _require_accepted(setting: ModelSetting, location: str) -> ModelSetting:
     """Check that MaxText accepts a setting, and return it.
 
     Raises:
         ConfigError: MaxText does not accept the setting.
     """
-    kind = setting_kinds(NEWEST).get(result.name)
-    expected = None if kind is None else kind.expected(result.value)
+    kind = setting_kinds(NEWEST).get(setting.name)
+    expected = None if kind is None else kind.expected(setting.value)
     if expected is None:
-        return result
+        return setting
     raise ConfigError(
-        f"MaxText does not accept this {result.name}",
+        f"MaxText does not accept this {setting.name}",
         location=location,
-        got=f"{result} ({result.source})",
+        got=f"{setting} ({setting.source})",
         expected=expected,
         hint="MaxText cannot run this model",
     )

@@ -149,15 +149,15 @@ def _is_complete(candidate: Candidate) -> bool:
     return not candidate.contradictions and not candidate.missing
 
 
-def _only_candidate(family: Family, given: GivenSettings, result: Sequence[Candidate]) -> Candidate:
+def _only_candidate(family: Family, given: GivenSettings, candidates: Sequence[Candidate]) -> Candidate:
     """Return the only complete candidate.
 
     Raises:
         ConfigError: No candidate is complete, or a missing setting would have to decide between several.
     """
-    complete = [item for item in result if _is_complete(item)]
+    complete = [item for item in candidates if _is_complete(item)]
     if not complete:
-        best = min(result, key=lambda item: (len(item.contradictions), len(item.missing)))
+        best = min(candidates, key=lambda item: (len(item.contradictions), len(item.missing)))
         if best.contradictions:
             raise _contradiction_error(family, best.contradictions)
         raise _incomplete_error(best.missing)
@@ -186,8 +186,8 @@ def _incomplete_error(names: Iterable[str]) -> ConfigError:
     )
 
 
-def _contradiction_error(family: Family, result: Sequence[Contradiction]) -> ConfigError:
-    unique = {item.name: item for item in reversed(result)}.values()
+def _contradiction_error(family: Family, contradictions: Sequence[Contradiction]) -> ConfigError:
+    unique = {item.name: item for item in reversed(contradictions)}.values()
     return ConfigError(
         f"no config.json of family {family.name} matches this model",
         location=SETTINGS,

@@ -74,10 +74,10 @@ class LocalStore(Store):
         except ValueError as error:  # A name with a NUL byte is invalid.
             raise StorageError(f"cannot list {key!r}", got=error) from error
 
-    def open(self, key: str, result: Status | None = None) -> LocalFile:
-        if result is None:
+    def open(self, key: str, status: Status | None = None) -> LocalFile:
+        if status is None:
             return LocalFile.at(key)
-        return LocalFile(key, result.size, result.version, result.identity)
+        return LocalFile(key, status.size, status.version, status.identity)
 
     def read(self, key: str, limit: int = LARGEST_WHOLE) -> bytes:
         return read_whole(Path(key), limit)
@@ -272,14 +272,14 @@ class LocalStore(Store):
         )
 
 
-def _entry(result: os.DirEntry[str]) -> DirEntry:
-    is_link = result.is_symlink()
+def _entry(entry: os.DirEntry[str]) -> DirEntry:
+    is_link = entry.is_symlink()
     try:
-        is_file, is_dir = result.is_file(), result.is_dir()
+        is_file, is_dir = entry.is_file(), entry.is_dir()
     except OSError:  # Link cycles, or targets without permission.
         is_file, is_dir = False, False
     kind = FileKind.FILE if is_file else FileKind.DIRECTORY if is_dir else FileKind.OTHER
-    return DirEntry(result.name, kind, is_link)
+    return DirEntry(entry.name, kind, is_link)
 
 
 def _relative_key(key: str, name: str) -> str:

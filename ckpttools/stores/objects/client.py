@@ -322,7 +322,7 @@ class Bucket:
             doing, key: The action and the object, for messages.
             question: Sends the request with obstore's client.
             requests: Number of requests to count.
-            is_brief: Whether to give up after `BRIEF_SECONDS`.
+            is_brief: Whether to give up after `SHORT_TIMEOUT_SECONDS`.
 
         Returns:
             The result of `question`.

@@ -136,7 +136,7 @@ class ObjectSink:
 
 
 def recorded_versions(records: Iterable[Record]) -> Versions:
-    """Return the versions that `ObjectDataFiles.take_version_records` recorded."""
+    """Return the versions that `ObjectDataFiles.pop_version_records` recorded."""
     result: dict[str, set[tuple[int, str]]] = {}
     for record in records:
         match record:

@@ -244,9 +244,9 @@ class Lock:
         except TakenError:
             raise self._locked_error(read(self._bucket, self._key)) from None
 
-    def _locked_error(self, result: tuple[bytes, Version] | None, age: float = 0.0) -> LockedError:
+    def _locked_error(self, lock: tuple[bytes, Version] | None, age: float = 0.0) -> LockedError:
         """Return the error for a lock that another process holds, with the content that was read."""
-        owner = {} if result is None else _parse(result[0])
+        owner = {} if lock is None else _parse(lock[0])
         release = self._bucket.removal(self._key)
         return locked_error(self._location, StoredLock("", process_of(owner), age, True, release))
 

@@ -527,6 +527,6 @@ class ObjectWork:
         self.journal.remove_last()
 
 
-def _small_first(result: Object) -> tuple[bool, int, int]:
-    name, status = result
+def _small_first(item: Object) -> tuple[bool, int, int]:
+    name, status = item
     return status.size > _SMALL, name.count("/"), status.size

@@ -132,12 +132,12 @@ class ObjectStore(Store):
             raise self._no_directory(key)
         yield from objects
 
-    def open(self, key: str, result: Status | None = None) -> ObjectFile:
-        result = result or self.stat(key)
-        if result is None or result.kind is not FileKind.FILE:
-            got = "it does not exist" if result is None else "a directory"
+    def open(self, key: str, status: Status | None = None) -> ObjectFile:
+        status = status or self.stat(key)
+        if status is None or status.kind is not FileKind.FILE:
+            got = "it does not exist" if status is None else "a directory"
             raise FormatError(f"cannot inspect {self.uri(key)}", got=got)
-        return ObjectFile(self, key, result)
+        return ObjectFile(self, key, status)
 
     def put(self, key: str, content: bytes) -> None:
         """See `SupportsPut.put`."""
@@ -385,13 +385,13 @@ class ObjectFile(File):
         if result is None or result.version != self.version:
             raise self.changed(result)
 
-    def changed(self, result: Status | None) -> FormatError:
+    def changed(self, status: Status | None) -> FormatError:
         """Return the error for an object that was changed or removed."""
-        if result is None:
+        if status is None:
             return FormatError(f"{self.path} was removed while it was read", hint=retry_term())
         return SourceChangedError(
             f"{self.path} was changed while it was read",
-            got=f"{result.size} bytes, ETag {result.version}",
+            got=f"{status.size} bytes, ETag {status.version}",
             expected=f"{self.size} bytes, ETag {self.version}",
             hint=retry_term(),
         )
@@ -404,7 +404,7 @@ _CONTENT_TAG = re.compile(r"[0-9a-f]{32}(-[0-9]+)?|changed .*")
 _CLOCK_SECONDS = 2
 
 
-def is_proven_copy(source: ObjectFile, result: Status, copy_status: Status | None, seconds: float) -> bool:
+def is_proven_copy(source: ObjectFile, status: Status, copy_status: Status | None, seconds: float) -> bool:
     """Return whether the cloud provably copied the version of an object that was opened.
 
     obstore copies without a condition, so another process could change the source just before the copy and
@@ -412,16 +412,16 @@ def is_proven_copy(source: ObjectFile, result: Status, copy_status: Status | Non
 
     Args:
         source: The object as it was opened.
-        result: The status of the same object after the copy.
+        status: The status of the same object after the copy.
         copy_status: The status of the copy.
         seconds: Duration of the copy in seconds.
     """
-    if copy_status is None or copy_status.size != source.size or result.version != source.version:
+    if copy_status is None or copy_status.size != source.size or status.version != source.version:
         return False
     if not _CONTENT_TAG.fullmatch(source.version):
         return True
     # The cloud's clock shows whether a restored source was modified after the copy began.
-    age = ((copy_status.modified or 0) - (result.modified or 0)) / 1e9
+    age = ((copy_status.modified or 0) - (status.modified or 0)) / 1e9
     return age > seconds + _CLOCK_SECONDS
 
 

@@ -61,7 +61,7 @@ class PendingFiles(Store):
         yield from (entry for entry in stored if entry.name not in kinds)
         yield from (DirEntry(name, kind) for name, kind in kinds.items())
 
-    def open(self, key: str, result: Status | None = None) -> File:
+    def open(self, key: str, status: Status | None = None) -> File:
         with self._lock:
             content = self._files.get(key)
         return self._store.open(key) if content is None else Bytes(self.uri(key), content)

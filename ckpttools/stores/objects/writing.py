@@ -362,8 +362,8 @@ def conflict_error(bucket: Bucket, key: str) -> DestinationExistsError:
     )
 
 
-def _version(result: Any) -> Version:
-    return {name: result[name] for name in ("e_tag", "version") if result.get(name)}
+def _version(response: Any) -> Version:
+    return {name: response[name] for name in ("e_tag", "version") if response.get(name)}
 
 
 def probe_conditions(bucket: Bucket, key: str) -> Conditions:

@@ -139,13 +139,13 @@ class HttpStore(WebStore):
     def lists_all(self, key: str) -> bool:
         return self._directory(key).is_complete
 
-    def open(self, key: str, result: Status | None = None) -> WebFile:
+    def open(self, key: str, status: Status | None = None) -> WebFile:
         state = self._key_state(key)
-        status = state.status
-        if status is None or status.kind is not FileKind.FILE:
-            got = "a directory" if status else "it does not exist"
+        current = state.status
+        if current is None or current.kind is not FileKind.FILE:
+            got = "a directory" if current else "it does not exist"
             raise FormatError(f"cannot inspect {self.uri(key)}", got=got)
-        return WebFile(self, key, status.size, status.version, state.validator)
+        return WebFile(self, key, current.size, current.version, state.validator)
 
     def write_alternative(self, key: str) -> str:
         return "write to a local directory, and copy that to the server"
@@ -261,7 +261,7 @@ class HttpStore(WebStore):
         )
 
     def _probe(self, key: str) -> _KeyState:
-        """Request the state of a key that the user did not name; same errors as `_asked`."""
+        """Request the state of a key that the user did not name; same errors as `_request_headers`."""
         response, _ = self._request_headers(key, frozenset((405, 501)))
         # Applications and login services return a page for every name.
         is_page = _is_page(response, key)

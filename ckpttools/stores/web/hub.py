@@ -161,7 +161,7 @@ class HubStore(WebStore):
         declared = "the cache's listing" if _constants().HF_HUB_OFFLINE else "the Hub's listing"
         return Contents(declared, {path: Content(item.size, item.version) for path, item in files.items()})
 
-    def open(self, key: str, result: Status | None = None) -> File:
+    def open(self, key: str, status: Status | None = None) -> File:
         name = HubName.of(key)
         snapshot = self._snapshot(name)
         entry = snapshot.files.get(name.path)
