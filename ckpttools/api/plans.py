@@ -509,7 +509,7 @@ def marks_of(destination: Location, names: Mapping[str, object] | None = None) -
 
 
 def _top_level_names(destination: Location) -> list[str]:
-    """Yield names of files near the top; none if the destination is not a directory."""
+    """Return names of files near the top; none if the destination is not a directory."""
     if not destination.is_dir():
         return []
     level, names = [""], list[str]()

@@ -80,6 +80,6 @@ def hash_command(
 
 
 def _hash_lines(result: HashReport) -> list[str]:
-    """Yield lines in the format of sha256sum; equal checkpoints yield equal lines."""
+    """Return lines in the format of sha256sum; equal checkpoints have equal lines."""
     lines = [f"{array.digest}  {printable(array.name)}" for array in result.arrays]
     return [*lines, f"{result.parameters}  (parameters)", f"{result.digest}  (everything)"]

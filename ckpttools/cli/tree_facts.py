@@ -30,12 +30,12 @@ def fact_lines(report: TreeReport, room: int | None) -> Iterator[str]:
         room: Columns of the terminal; None for no limit.
     """
     yield styled(printable(report.path), bold=True)
-    for label, text in _format_labeled(report):
+    for label, text in _labeled_facts(report):
         style = {"fg": "yellow"} if label == "warning" else {"dim": True}
         yield from format_labeled(f"  {label}", text, _COLUMN, room, **style)
 
 
-def _format_labeled(report: TreeReport) -> Iterator[tuple[str, str]]:
+def _labeled_facts(report: TreeReport) -> Iterator[tuple[str, str]]:
     yield "format", _join(report.format, None if report.step is None else f"step {report.step}")
     axis = None if report.scan_axis is None else f"scan axis {report.scan_axis}"
     if kind := _join(report.kind, report.flavour, axis):

@@ -61,7 +61,7 @@ def hints_after_verify(
 
 
 def _parameter_hints(result: Collection[Difference], compared: str) -> tuple[str, ...]:
-    """Yield a hint for differing parameters: no option ignores them, but the cause may be known."""
+    """Return a hint for differing parameters: no option ignores them, but the cause may be known."""
     sides = [{item.name for item in result if item.reason == reason} for reason in ("missing", "extra")]
     stacked = [{_LAYER_NUMBER.sub(r"\1", name) for name in side} for side in sides]
     if stacked[0] & sides[1] or sides[0] & stacked[1]:

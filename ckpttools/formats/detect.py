@@ -352,10 +352,10 @@ def detect(where: LocationLike, *, is_content: bool = False) -> Detected:
     return _detect_directory(location, formats_in_turn(_ORBAX))
 
 
-def wrap_identified(place: OrbaxItem | Step) -> Detected:
+def wrap_identified(part: OrbaxItem | Step) -> Detected:
     """Wrap an item or a step that Orbax's own search found."""
-    location = place.directory if isinstance(place, OrbaxItem) else place.path
-    return Detected(location, format_named(_ORBAX), place)
+    location = part.directory if isinstance(part, OrbaxItem) else part.path
+    return Detected(location, format_named(_ORBAX), part)
 
 
 def is_checkpoint(location: Location) -> bool:

@@ -49,7 +49,7 @@ def _select_by_chunks(report: ChunksReport, rule: Callable[[int, int], bool]) ->
     ]
 
 
-def _mesh_advice(loading: LoadCost | None) -> str:
+def _rechunk_command(loading: LoadCost | None) -> str:
     """Return the command for chunks that suit the mesh or, without a mesh, for chunks of a good size."""
     if loading is None:
         return _REWRITE
@@ -88,7 +88,7 @@ def _giant(report: ChunksReport) -> Iterator[Advice]:
         "each is one chunk, which every device reads completely for any sharding: 0.5 GB/s against "
         "1.5 to 1.6 from one chunk for each layer, cut by 16"
     )
-    yield from _about("giant chunks", result, text, _mesh_advice(report.loading))
+    yield from _about("giant chunks", result, text, _rechunk_command(report.loading))
 
 
 def _over_read_advice(report: ChunksReport) -> Iterator[Advice]:
@@ -104,7 +104,7 @@ def _over_read_advice(report: ChunksReport) -> Iterator[Advice]:
         f"with this sharding {loading.over_read:.1f} bytes are fetched for each one that is needed: "
         "shards are smaller than chunks, or cross chunk boundaries"
     )
-    yield from _about("over-read", result, text, _mesh_advice(loading))
+    yield from _about("over-read", result, text, _rechunk_command(loading))
 
 
 def _uneven(report: ChunksReport) -> Iterator[Advice]:

@@ -188,11 +188,11 @@ class _FamilyComparison:
             num_compared=len(self.arrays),
             missing=tuple(ArraySpec(key, shape, None) for key, shape in coverage.missing.items()),
             extra=tuple(_spec(key, self.arrays[key]) for key in coverage.extra),
-            different=tuple(map(self._find_mismatch, coverage.misshapen)),
+            different=tuple(map(self._describe_mismatch, coverage.misshapen)),
             reasons=coverage.reasons,
         )
 
-    def _find_mismatch(self, mismatch: ShapeMismatch) -> Different:
+    def _describe_mismatch(self, mismatch: ShapeMismatch) -> Different:
         got, expected = (
             _spec(mismatch.key, self.arrays[mismatch.key]),
             ArraySpec(mismatch.key, mismatch.expected, None),

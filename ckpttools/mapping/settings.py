@@ -147,7 +147,7 @@ class Setting:
         return all(condition.holds(facts) for condition in self.conditions)
 
     def __str__(self) -> str:
-        return f"{self.name}: {' | '.join(map(str, self.terms))}{_parse_conditions(self.conditions)}"
+        return f"{self.name}: {' | '.join(map(str, self.terms))}{_format_conditions(self.conditions)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ class Limit:
         return self.expected.left.of(facts) is None or self.expected.holds(facts)
 
     def __str__(self) -> str:
-        return f"{_MUST}{self.expected}{_parse_conditions(self.conditions)}{_REASON}{self.reason}"
+        return f"{_MUST}{self.expected}{_format_conditions(self.conditions)}{_REASON}{self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +297,7 @@ class SettingRules:
         )
 
 
-def _parse_conditions(conditions: Sequence[Condition]) -> str:
+def _format_conditions(conditions: Sequence[Condition]) -> str:
     return f", if {' and '.join(map(str, conditions))}" if conditions else ""
 
 

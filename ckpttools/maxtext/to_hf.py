@@ -407,14 +407,14 @@ def config_to_write(
 
 
 def config_remarks(
-    config: WeightsConfig | None, arrays: Mapping[str, LazyArray], is_missing_parts: bool
+    config: WeightsConfig | None, arrays: Mapping[str, LazyArray], model_lacks_parts: bool
 ) -> Iterator[str]:
     """Yield remarks on the configuration.
 
     Args:
         config: The configuration; None if there is none.
         arrays: The arrays that are written with the configuration.
-        is_missing_parts: Whether the available model has no additional arrays.
+        model_lacks_parts: Whether the available model does not have the missing arrays either.
     """
     if config is None:
         remedy = f"{option('like')} uses that of the original model"
@@ -424,11 +424,11 @@ def config_remarks(
     prediction = absent_mtp_field(config.config, arrays)
     if prediction:
         remedy = (
-            "nor in the model" if is_missing_parts else f"{copy_options_hint()} copies them from the model"
+            "nor in the model" if model_lacks_parts else f"{copy_options_hint()} copies them from the model"
         )
         yield (
             f"{CONFIG}: {prediction} is {config.config[prediction]}, but MTP layers "
-            f"do not exist here{', ' if is_missing_parts else '; '}{remedy}"
+            f"do not exist here{', ' if model_lacks_parts else '; '}{remedy}"
         )
 
 
@@ -470,7 +470,7 @@ class BoundSource:
 
     @property
     def lost_head(self) -> StoredHead | None:
-        """Return the output head that the user leaves out, or None."""
+        """Return the name of the output head if the user leaves it out; otherwise an empty set."""
         arrays, table = self.unbound.arrays, dotted(EMBEDDING)
         for name in self.head:
             if table in arrays:
@@ -521,6 +521,6 @@ def _with_all_rows(bound: BoundModel, arrays: Mapping[str, LazyArray]) -> BoundM
 def _omitted_head(
     bound: BoundModel, arrays: Mapping[str, LazyArray], tied_mode: str | None
 ) -> frozenset[str]:
-    """Return the output head that the user leaves out, or None."""
+    """Return the name of the output head if the user leaves it out; otherwise an empty set."""
     head = tying.left_head(bound.family)
     return frozenset((head,) if tied_mode == "drop" and head is not None and head in arrays else ())

@@ -226,6 +226,7 @@ RAMDISK = "/local"
 UNKNOWN = "N"
 """Placeholder for an unknown number of steps."""
 KEEP, LOCAL_PERIOD = "max_num_checkpoints_to_keep", "local_checkpoint_period"
+_LOCAL_DIRECTORY = "local_checkpoint_directory"
 _LINE = " \\\n  "
 
 
@@ -245,7 +246,7 @@ def settings_for(mode: Mode, local: int | None, persistent: int | None, keep: in
         result |= {"enable_multi_tier_checkpointing": "true"}
     if mode != "persistent":
         near = UNKNOWN if local is None else str(local)
-        result |= {"local_checkpoint_directory": RAMDISK, LOCAL_PERIOD: near}
+        result |= {_LOCAL_DIRECTORY: RAMDISK, LOCAL_PERIOD: near}
     result |= {period_setting(mode): every}
     # The managers of the other modes do not accept a number, and keep all persistent checkpoints.
     if keep is not None and mode == "persistent":
@@ -329,7 +330,6 @@ def find_refusals(
         yield from invalid_combinations({**in_file, **known})
 
 
-_LOCAL_DIRECTORY, _LOCAL_PERIOD = "local_checkpoint_directory", "local_checkpoint_period"
 _BACKUP = "multi_tier_checkpointing_backup_interval_"
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _TRUE_WORDS = ("true", "t", "yes", "y", "on", "1")
@@ -354,7 +354,7 @@ def invalid_combinations(settings: Mapping[str, Any]) -> Iterator[str]:
         value = declared(name)
         return int(value) if value is not None and _INTEGER.fullmatch(str(value)) else None
 
-    for name in (_LOCAL_PERIOD, f"{_BACKUP}minutes", f"{_BACKUP}steps"):
+    for name in (LOCAL_PERIOD, f"{_BACKUP}minutes", f"{_BACKUP}steps"):
         if declared(name) is not None and number(name) is None:
             yield f"{name} must be an integer, but is {declared(name)}"
     if declared("load_parameters_path") and declared("load_full_state_path"):
@@ -364,11 +364,11 @@ def invalid_combinations(settings: Mapping[str, Any]) -> Iterator[str]:
     for tier in filter(is_set, LOCAL_TIERS):
         if not declared(_LOCAL_DIRECTORY):
             yield f"{tier} needs {_LOCAL_DIRECTORY}"
-        if (number(_LOCAL_PERIOD) or 0) <= 0:
-            yield f"{tier} needs {_LOCAL_PERIOD} above 0"
+        if (number(LOCAL_PERIOD) or 0) <= 0:
+            yield f"{tier} needs {LOCAL_PERIOD} above 0"
     if is_set(LOCAL_TIERS[0]):
         minutes, steps = number(f"{_BACKUP}minutes"), number(f"{_BACKUP}steps")
         if (minutes is None) == (steps is None):
             yield f"{LOCAL_TIERS[0]} needs one of {_BACKUP}minutes and {_BACKUP}steps, not both"
-        if steps is not None and steps < (number(_LOCAL_PERIOD) or 0):
-            yield f"{_BACKUP}steps must not be less than {_LOCAL_PERIOD}"
+        if steps is not None and steps < (number(LOCAL_PERIOD) or 0):
+            yield f"{_BACKUP}steps must not be less than {LOCAL_PERIOD}"

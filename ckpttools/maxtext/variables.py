@@ -98,11 +98,11 @@ def collection_moves(view: MaxTextView) -> Mapping[Path, Path]:
         for inner, tree_path in view.homes.items()
         if flavour.name == "linen"
         and tree_path != flavour.wrapped(inner)
-        and _collection_path(tree_path, flavour.prefix)
+        and _is_in_collection(tree_path, flavour.prefix)
     }
 
 
-def _collection_path(tree_path: Path, prefix: Path) -> bool:
+def _is_in_collection(tree_path: Path, prefix: Path) -> bool:
     above = len(prefix) - 1
     return tree_path[:above] == prefix[:above] and str(tree_path[above]).endswith(COLLECTION)
 

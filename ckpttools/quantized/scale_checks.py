@@ -271,7 +271,7 @@ def _loses_values(weight: Weight, decode: Decode, arrays: Mapping[str, LazyArray
             zeros = zero[cells.relative_to(region).slices]
             if not zeros.any():
                 continue
-            for part in split_evenly(_read_values(cells, scale, weight), _READ_ELEMENTS):
+            for part in split_evenly(_values_region(cells, scale, weight), _READ_ELEMENTS):
                 result = codes.read(part) != 0
                 # The numbers of a single cell may span several regions; the numbers of several cells form
                 # one.
@@ -284,7 +284,7 @@ def _loses_values(weight: Weight, decode: Decode, arrays: Mapping[str, LazyArray
     return False
 
 
-def _read_values(cells: Region, scale: Scales, weight: Weight) -> Region:
+def _values_region(cells: Region, scale: Scales, weight: Weight) -> Region:
     """Return the region of a weight's numbers whose scales are in a region."""
     start = tuple(at * length for at, length in zip(cells.start, scale.block, strict=True))
     ends = zip(cells.stop, scale.block, weight.shape, strict=True)

@@ -157,9 +157,9 @@ class Removal:
     # Methods for runs on a disk.
 
     def _rename_steps(self) -> Iterator[str]:
-        """Rename steps for deletion, and yield the new names.
+        """Rename steps for deletion, and give stripped steps their names.
 
-        A name that another step reuses is left alone.
+        Yields descriptions of steps that were saved again, which are left alone.
         """
         for name, expected in self.journal.strip.items():
             step, stripped = self.run / name, journal_location(self.run, _STRIPPED, name)
@@ -193,7 +193,10 @@ class Removal:
     # Methods for runs in a bucket.
 
     def _remove_commit_files(self) -> Iterator[str]:
-        """Delete the commit files of steps, so that they do not count as finished."""
+        """Delete the commit files of steps, so that they do not count as finished.
+
+        Yields descriptions of steps that were saved again, which are left alone.
+        """
         for name in self.journal.delete:
             location = self.run / name
             if self._is_planned(name):

@@ -189,7 +189,7 @@ def in_use_error(message: str, members: Sequence[Member], location: object, wait
     """Return the error for a destination that other processes write to.
 
     Args:
-        action: The first line of the error.
+        message: The first line of the error.
         members: The processes; at least one.
         location: The destination.
         wait: The hint while the processes are active.

@@ -32,7 +32,7 @@ def _examine(inventory: Inventory) -> Iterator[Finding]:
         finished = [entry for entry in OrbaxRun(run).steps.values() if is_finished(entry)]
         groups = group_by_tree_name(finished)
         if groups:
-            yield _differing_names_findings(run, groups)
+            yield _differing_names_finding(run, groups)
         sibling_steps = [step.path for step in inventory.steps if step.path.parent == run]
         yield from _unlisted_findings(sibling_steps, finished)
 
@@ -57,7 +57,7 @@ def _adapter(item: ListedItem) -> Iterator[Finding]:
             yield Finding(INFO, str(item.path), problem, reason, f"convert it: {command}", command=command)
 
 
-def _differing_names_findings(run: Location, groups: Mapping[tuple[str, ...], Sequence[Step]]) -> Finding:
+def _differing_names_finding(run: Location, groups: Mapping[tuple[str, ...], Sequence[Step]]) -> Finding:
     """Report steps whose trees have different names, and suggest rewriting the less frequent ones."""
     named = {names: steps for names, steps in groups.items() if names}
     most_common = max(named, key=lambda names: (len(named[names]), names == ("items",)))

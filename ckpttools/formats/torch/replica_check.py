@@ -155,17 +155,17 @@ def _group_equal_files(files: Mapping[str, ProcessFile], names: Sequence[str]) -
     return [group for group in groups.values() if len(group) > 1]
 
 
-def _are_experts(expert_layers: Sequence[Mapping[str, LazyArray]], looks: Collection[_Looks]) -> bool:
+def _are_experts(equal_data: Sequence[Mapping[str, LazyArray]], looks: Collection[_Looks]) -> bool:
     """Return whether the equal data of several files are experts that are copies of each other.
 
     This is the case if rows repeat in each file, or if three or more files have these arrays and all of them
     are equal.
 
     Args:
-        expert_layers: The equal data of the files.
+        equal_data: The equal data of the files.
         looks: The compared data of all files.
     """
-    first = expert_layers[0]
+    first = equal_data[0]
 
     def are_copies(name: str) -> bool:
         result = [look[name] for look in looks if name in look]
@@ -173,7 +173,7 @@ def _are_experts(expert_layers: Sequence[Mapping[str, LazyArray]], looks: Collec
 
     if all(map(_is_repeated, first.values())):
         return True
-    return all(item.keys() == first.keys() for item in expert_layers) and all(map(are_copies, first))
+    return all(item.keys() == first.keys() for item in equal_data) and all(map(are_copies, first))
 
 
 def _is_repeated(array: LazyArray) -> bool:

@@ -211,7 +211,7 @@ class Lock:
         requested_at, owner = _now(), _parse(dead[0]).get("owner", "")
         claims = [f"{self._key}{PROBE}{owner}-{number}" for number in range(_CLAIMS)]
         # A process that created a claim may also have died.
-        own_claim = next((claim for claim in claims if self._is_created(claim)), None)
+        own_claim = next((claim for claim in claims if self._create_claim(claim)), None)
         if own_claim is None:
             raise self._locked_error(dead)
         try:
@@ -228,7 +228,7 @@ class Lock:
             with suppress(StorageError):
                 delete(self._bucket, claims[: claims.index(own_claim) + 1])
 
-    def _is_created(self, claim: str) -> bool:
+    def _create_claim(self, claim: str) -> bool:
         """Create a claim; return False if a dead process created it."""
         try:
             put(self._bucket, claim, self._content())

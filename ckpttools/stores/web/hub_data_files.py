@@ -255,7 +255,7 @@ class HubDataFiles:
         Returns:
             The remaining files, whose bytes must be produced again.
         """
-        is_large = self._repository.is_large(files) if files else {}
+        is_large = self._repository.are_large(files) if files else {}
         for path, blob in files.items():
             if is_large[path] and blob.content is not None:
                 self._repository.put(path, blob)

@@ -155,7 +155,7 @@ class Repository:
 
     def check_writable(self) -> None:
         """Raise StorageError if the user may not write; uses the request that comes first anyway."""
-        self.is_large({"config.json": Blob.of(b"{}")})
+        self.are_large({"config.json": Blob.of(b"{}")})
 
     def create(self, *, private: bool) -> None:
         """Create the repository, unless it has been created in the meantime.
@@ -179,7 +179,7 @@ class Repository:
             refuse_untrusted(error, self.location)
             raise StorageError(f"cannot create {self.location}", got=first_line(error)) from error
 
-    def is_large(self, files: Mapping[str, Blob]) -> Mapping[str, bool]:
+    def are_large(self, files: Mapping[str, Blob]) -> Mapping[str, bool]:
         """Return which files belong in the storage for large files rather than in the commit.
 
         Args:
