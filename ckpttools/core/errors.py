@@ -324,11 +324,6 @@ def first_line(error: BaseException) -> str:
     return text.partition("\n")[0] or type(error).__name__
 
 
-def raw_text(error: BaseException) -> str:
-    """Return the complete text of an error with its terms, for use inside another message."""
-    return str(error.raw) if isinstance(error, CheckpointError) else str(error)
-
-
 def listing(items: Sequence[str], limit: int = 20, *, folds: bool = True) -> str:
     """List `items` on indented lines, joining those that differ only in numbers if `folds`."""
     declared = fold_lines(map(printable, items)) if folds else [*map(printable, items)]

@@ -37,13 +37,6 @@ def empty_error(location: Location) -> FormatError:
     return FormatError(f"{location} is an empty directory", hint="name one with a checkpoint in it")
 
 
-def refuse_interrupted(location: Location) -> None:
-    """Raise FormatError if a conversion is in progress in `location`, regardless of other files."""
-    left = read_unfinished(location)
-    if left is not None:
-        raise interrupted_error(location, left)
-
-
 def interrupted_error(location: Location, left: Unfinished) -> FormatError:
     """Return the error for a directory with a conversion in progress."""
     state = "a checkpoint that is being written" if left.writer else f"an interrupted {left.kind}"

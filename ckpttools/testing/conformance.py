@@ -95,7 +95,7 @@ class FormatTests:
 
     @_SETTINGS
     @given(data=st.data())
-    def test_a_tree_comes_back_as_it_was(self, data: st.DataObject) -> None:
+    def test_tree_round_trips(self, data: st.DataObject) -> None:
         tree = data.draw(trees(self.dtypes, structure=self.structure))
         assume(unambiguous(tree))
         with self.written(tree, data.draw(st.sampled_from(SCHEMES))) as (back, _):
@@ -103,7 +103,7 @@ class FormatTests:
 
     @_SETTINGS
     @given(data=st.data())
-    def test_any_region_equals_the_slice_of_the_whole(self, data: st.DataObject) -> None:
+    def test_any_region_equals_the_slice_of_the_array(self, data: st.DataObject) -> None:
         tree = data.draw(trees(self.dtypes, structure=False, most_leaves=3))
         assume(unambiguous(tree))
         with self.written(tree) as (back, _):
@@ -112,18 +112,18 @@ class FormatTests:
                 values = array.read().view(array.dtype.carrier)
                 assert array.read(region).tobytes() == values[region.slices].tobytes()
 
-    def test_every_dtype_alone(self) -> None:
+    def test_each_dtype_round_trips(self) -> None:
         for dtype in self.dtypes:
             tree = Tree({("w",): stored(noise((5, 3), dtype), dtype)}, Metadata(step=0))
             with self.written(tree) as (back, _):
                 assert_same(back, tree)
 
-    def test_many_leaves(self) -> None:
+    def test_many_leaves_round_trip(self) -> None:
         tree = many_leaves(self.most_leaves)
         with self.written(tree) as (back, _):
             assert_same(back, tree)
 
-    def test_a_large_array_in_many_tasks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_large_array_is_written_in_many_tasks(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(planning, "LARGEST_TASK", 64 << 10)
         monkeypatch.setattr(planning, "_SMALLEST_TASK", 16 << 10)
         shape = (301, 7, 130)
@@ -131,13 +131,13 @@ class FormatTests:
         with self.written(tree) as (back, _):
             assert_same(back, tree)
 
-    def test_two_runs_give_the_same_files(self) -> None:
+    def test_two_runs_write_the_same_files(self) -> None:
         tree = many_leaves(20)
         with self.written(tree) as (_, one), self.written(tree) as (_, other):
             assert _data(one) == _data(other)
 
     @pytest.mark.parametrize("scheme", SCHEMES)
-    def test_it_recognizes_its_own_and_nothing_else(self, scheme: str) -> None:
+    def test_only_own_checkpoints_are_recognized(self, scheme: str) -> None:
         with new_location(scheme) as location:
             assert self.format.mismatch_reason(location)
             (location / "notes.txt").put(b"no checkpoint")
@@ -146,7 +146,7 @@ class FormatTests:
         with self.written(many_leaves(2), scheme) as (_, location):
             assert self.format.mismatch_reason(location) is None
 
-    def test_a_file_cut_short_is_an_error_never_wrong_values(self) -> None:
+    def test_truncated_file_raises_an_error(self) -> None:
         tree = many_leaves(3)
         with self.written(tree) as (_, location):
             for file in sorted(location / name for name, _ in location.walk()):
@@ -157,7 +157,7 @@ class FormatTests:
 
     @_SETTINGS
     @given(data=st.data())
-    def test_a_plan_tiles_what_is_written(self, data: st.DataObject) -> None:
+    def test_plan_writes_every_element_once(self, data: st.DataObject) -> None:
         """Every element is written exactly once, and no two chunks overlap."""
         tree = data.draw(trees(self.dtypes, structure=False, most_leaves=4))
         assume(unambiguous(tree))
@@ -178,7 +178,7 @@ class FormatTests:
             assert all(stop <= start for (_, stop), (start, _) in pairwise(result)), file
             assert result[-1][1] <= plan.layout.files.get(file, result[-1][1]), file
 
-    def test_it_refuses_what_it_cannot_hold(self) -> None:
+    def test_unsupported_leaves_are_refused(self) -> None:
         """The error is raised before anything is written, and names the leaf."""
         array = stored(noise((5, 3), self.dtypes[0]), self.dtypes[0])
         others = [dtype for dtype in DTYPES.values() if dtype not in self.dtypes]
@@ -190,7 +190,7 @@ class FormatTests:
             with pytest.raises(CheckpointError, match="wrong"):
                 self.writer(tree).layout(tree, MEMORY)
 
-    def test_its_options_are_declared(self) -> None:
+    def test_options_are_declared(self) -> None:
         assert isinstance(self.format, Writable)
         names = [option.name for option in self.format.options]
         assert len(set(names)) == len(names)
@@ -198,14 +198,14 @@ class FormatTests:
         assert all(option.help for option in self.format.options)
         assert self.format.help
 
-    def test_it_tells_its_own_files_from_others(self) -> None:
+    def test_unowned_files_are_found(self) -> None:
         if isinstance(self.format, SupportsFiles):
             with self.written(many_leaves(2)) as (back, location):
                 assert set(self.format.unowned_files(location, back)) == set()
                 (location / "notes.txt").write_bytes(b"mine")
                 assert set(self.format.unowned_files(location, back)) == {"notes.txt"}
 
-    def test_it_finds_nothing_wrong_but_where_something_is(self) -> None:
+    def test_faults_are_found_only_in_damaged_checkpoints(self) -> None:
         if isinstance(self.format, SupportsFaults):
             with self.written(many_leaves(3)) as (_, location):
                 assert list(faults_in(self.format, location, ReadOptions())) == []
@@ -213,7 +213,7 @@ class FormatTests:
                 largest.write_bytes(largest.read_bytes()[:-1])
                 assert list(faults_in(self.format, location, ReadOptions())) != []
 
-    def test_it_describes_how_arrays_lie(self) -> None:
+    def test_storage_of_arrays_is_described(self) -> None:
         tree = many_leaves(3)
         with self.written(tree) as (back, _):
             storage = plain_storage(back)

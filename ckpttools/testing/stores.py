@@ -61,7 +61,9 @@ class StoreTests(ABC):
 
     @_SETTINGS
     @given(files=_FILES.filter(_is_tree), data=st.data())
-    def test_any_range_equals_the_slice(self, files: Mapping[str, bytes], data: st.DataObject) -> None:
+    def test_any_range_equals_the_slice_of_the_file(
+        self, files: Mapping[str, bytes], data: st.DataObject
+    ) -> None:
         with self.filled(files) as location:
             for name, content in files.items():
                 with closing((location / name).open()) as file:
@@ -74,7 +76,7 @@ class StoreTests(ABC):
 
     @_SETTINGS
     @given(files=_FILES.filter(_is_tree))
-    def test_what_is_there_is_listed(self, files: Mapping[str, bytes]) -> None:
+    def test_all_files_are_listed(self, files: Mapping[str, bytes]) -> None:
         with self.filled(files) as location:
             assert {name: result.size for name, result in location.walk()} == {
                 k: len(v) for k, v in files.items()
@@ -89,7 +91,7 @@ class StoreTests(ABC):
                 for name, kind in kinds.items():
                     assert (directory / name).stat().kind is kind
 
-    def test_names_lead_back(self) -> None:
+    def test_locations_round_trip_through_their_names(self) -> None:
         with self.filled({"a b/c.d": b"x"}) as location:
             file = location / "a b" / "c.d"
             assert parse(str(file)) == file == parse(file)
@@ -99,7 +101,7 @@ class StoreTests(ABC):
             with closing(file.open()) as opened:
                 assert parse(opened.path).read_bytes() == b"x"
 
-    def test_what_is_not_there_is_told_in_our_words(self) -> None:
+    def test_missing_files_raise_errors_of_the_package(self) -> None:
         with self.filled({"d/file": b"1234"}) as location:
             missing, directory, file = location / "no", location / "d", location / "d" / "file"
             assert not missing.exists() and not (missing / "x").exists()
@@ -113,7 +115,7 @@ class StoreTests(ABC):
             with pytest.raises(FormatError, match="too large"):
                 file.read_bytes(limit=3)
 
-    def test_a_file_that_changes_has_another_version(self) -> None:
+    def test_changed_file_has_another_version(self) -> None:
         with self.filled({"file": b"before"}) as location:
             file = location / "file"
             self._needs(location, SupportsPut)
@@ -124,7 +126,7 @@ class StoreTests(ABC):
             with pytest.raises(CheckpointError):
                 opened.check_unchanged()
 
-    def test_a_file_is_put_whole_or_not_at_all(self) -> None:
+    def test_put_is_atomic(self) -> None:
         with self.filled({"file": bytes(1 << 16)}) as location:
             self._needs(location, SupportsPut)
             file, contents = location / "file", [bytes([number]) * (1 << 16) for number in range(2)]
@@ -147,7 +149,7 @@ class StoreTests(ABC):
                 location.put(b"x")
             assert [entry.name for entry in location.entries()] == ["file", "new"]
 
-    def test_a_link_has_the_same_bytes_and_a_copy_those_asked_for(self) -> None:
+    def test_links_and_copies_have_the_expected_bytes(self) -> None:
         with self.filled({"file": bytes(range(100))}) as location:
             self._needs(location, SupportsLinks)
             store: Any = location.store
@@ -167,7 +169,7 @@ class StoreTests(ABC):
                 (location / "file").put(b"")
             assert linked.read_bytes() == bytes(range(100)), "the link changed with its source"
 
-    def test_a_checkpoint_is_published_whole_or_not_at_all(self) -> None:
+    def test_publication_is_atomic(self) -> None:
         with self.filled({"other": b"x"}) as location:
             target = location / "out"
             for stopped_in in ("data", "small", "end"):
@@ -188,7 +190,7 @@ class StoreTests(ABC):
             assert (target / more).read_bytes() == b"onetwo"
             assert [entry.name for entry in location.entries()] == ["other", "out"]
 
-    def test_a_checkpoint_that_is_there_is_replaced_only_where_that_is_asked_for(self) -> None:
+    def test_existing_checkpoint_is_replaced_only_if_allowed(self) -> None:
         with self.filled({"out/old": b"x"}) as location:
             target = location / "out"
             with pytest.raises(DestinationExistsError):
@@ -200,7 +202,7 @@ class StoreTests(ABC):
                 work.finalize()
             assert not (target / "old").exists() and (target / "meta.json").is_file()
 
-    def test_a_destination_is_one_process_s(self) -> None:
+    def test_destination_is_locked_by_one_process(self) -> None:
         with self.filled({"other": b"x"}) as location:
             target = location / "out"
             with self._staging(target).opened(JobInfo("plan")) as work:

@@ -214,9 +214,7 @@ class ObjectStore(Store):
         )
 
     def _find_leftover(self, key: str) -> Unfinished | None:
-        """Return an unfinished conversion without a journal, of which only a lock or unowned objects
-        exist.
-        """
+        """Return an unfinished conversion without a plan, if nothing else exists below the key."""
         bucket, rest = self._at(key)
         names = bucket.names_below(rest) if rest else {}
         others = (f"{LOCK}{PROBE}", f"{PARTS}/")
