@@ -112,7 +112,7 @@ def part_done(
     prepared: Prepared | None = None,
     code: Mapping[str, str] | None = None,
 ) -> PartReceipt:
-    """Run a part. See `run_part` for arguments, result and errors, and `replanned` for `code`."""
+    """Run a part. See `run_part` for arguments, result and errors, and `replan_file` for `code`."""
     header, share = file.header, part_share(file, part)
     check_version(header)
     destination = destination_of(header, relocation)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ckpttools.array.scratch import Scratch
 
 _WIDE_DTYPE = DTYPES["float64"]
-# The largest exponent of a power of two whose inverse is a float32 number.
+# Powers of two with a smaller exponent have an inverse that is a normal float32 number.
 _MAX_EXPONENT = 100
 
 

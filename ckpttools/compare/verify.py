@@ -75,7 +75,7 @@ def side_by_side(
 
 
 def _as_one(array: WholeArray, expected: Mapping[str, LazyArray]) -> LazyArray:
-    """Return the array that `whole` should equal."""
+    """Return the expected array that `array` should equal."""
     first, *others = complete_arrays({part.name: expected[part.name] for part in array.parts})
     if not others and first.parts == array.parts:
         return first.array

@@ -414,7 +414,7 @@ def first_axis_names(paths: Iterable[Path]) -> frozenset[str]:
 
 
 def notes_match(notes: LayerNotes, layers: Mapping[str, Collection[int]]) -> bool:
-    """Return whether the noted stacks consist of existing layers, and cover all but the first ones.
+    """Return whether the recorded stacks consist of existing layers, and cover all but the first ones.
 
     Args:
         notes: Notes with stacks.

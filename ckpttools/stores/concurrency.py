@@ -12,7 +12,7 @@ from ckpttools.stores.base import Store
 
 # With 8 MiB reads and 20 ms latency, throughput is 0.27 GB/s with one read at a time and 0.89 GB/s with 16.
 DEFAULT_CONCURRENCY = 16
-_LEAST, MOST = 4, 2 * DEFAULT_CONCURRENCY
+_MIN_CONCURRENCY, MAX_CONCURRENCY = 4, 2 * DEFAULT_CONCURRENCY
 """Initial and maximum number of concurrent reads, unless the user sets a number."""
 # Factor between two steps, and the rate ratios that justify a step up or down.
 _STEP, _BETTER, _AS_GOOD = 1.5, 1.08, 0.96
@@ -150,11 +150,11 @@ class Pace:
 
 
 def _raised_limit(limit: int) -> int:
-    return min(MOST, round(limit * _STEP + 0.5))
+    return min(MAX_CONCURRENCY, round(limit * _STEP + 0.5))
 
 
 def _lowered_limit(limit: int) -> int:
-    return max(min(_LEAST, limit), round(limit / _STEP))
+    return max(min(_MIN_CONCURRENCY, limit), round(limit / _STEP))
 
 
 _WRITE_CONCURRENCY = 16

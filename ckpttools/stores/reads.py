@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, TypeAlias
 
 from ckpttools.core.details import log_detail
-from ckpttools.stores.concurrency import MOST, Pace, requested_concurrency
+from ckpttools.stores.concurrency import MAX_CONCURRENCY, Pace, requested_concurrency
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -206,7 +206,9 @@ class _Threads:
         """Run a task in some thread; the task must not raise."""
         self._todo.put(task)
         with self._lock:
-            if self._idle.acquire(blocking=False) or self._count >= max(MOST, requested_concurrency() or 0):
+            if self._idle.acquire(blocking=False) or self._count >= max(
+                MAX_CONCURRENCY, requested_concurrency() or 0
+            ):
                 return
             try:
                 threading.Thread(target=self._work, daemon=True).start()

@@ -25,7 +25,7 @@ from ckpttools.core.details import log_detail
 from ckpttools.core.errors import StorageError
 from ckpttools.core.message_terms import retry_term
 from ckpttools.stores.certificates import distrust, tls_context
-from ckpttools.stores.concurrency import MOST
+from ckpttools.stores.concurrency import MAX_CONCURRENCY
 from ckpttools.stores.costs import Meter
 from ckpttools.stores.reads import ReadPool
 
@@ -37,7 +37,7 @@ _TOO_MANY = frozenset((429, 503))
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
 _MAX_REDIRECTS = 10
 # Number of connections to keep per host.
-CONNECTIONS = MOST
+CONNECTIONS = MAX_CONCURRENCY
 # Maximum bytes to read of an unexpected response, so that its connection can be reused.
 _SMALL = 64 << 10
 # A server that does not exist will not appear a moment later.

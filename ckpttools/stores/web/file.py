@@ -14,7 +14,7 @@ from ckpttools.core.errors import CheckpointError, FormatError, SourceChangedErr
 from ckpttools.core.message_terms import retry_term
 from ckpttools.stores.base import File, Store
 from ckpttools.stores.block_cache import BlockCache, ByteCache, is_document
-from ckpttools.stores.concurrency import DEFAULT_CONCURRENCY, MOST, requested_concurrency
+from ckpttools.stores.concurrency import DEFAULT_CONCURRENCY, MAX_CONCURRENCY, requested_concurrency
 from ckpttools.stores.contents import WrongLengthError
 from ckpttools.stores.costs import REMOTE_COST, Costs, Traffic
 from ckpttools.stores.web.client import (
@@ -118,7 +118,7 @@ class WebStore(Store):
 
     @property
     def costs(self) -> Costs:
-        requests = max(requested_concurrency() or 0, MOST)
+        requests = max(requested_concurrency() or 0, MAX_CONCURRENCY)
         return Costs(
             requested_concurrency() or DEFAULT_CONCURRENCY,
             self.client.reads.memory + _CACHE_BYTES + requests * _READ_BYTES,
