@@ -123,8 +123,8 @@ def _maxtext_steps(tree: Tree, location: Location) -> NextSteps | None:
         return None
     if away := elsewhere(location):
         return NextSteps((away,))
-    if view_of(tree).optimizer is None and view_of(tree).flavour.name != _LOADABLE_FLAVOR:
-        result = action("strip_optimizer", str(location), "DST", flavour=_LOADABLE_FLAVOR)
+    if view_of(tree).optimizer is None and view_of(tree).flavor.name != _LOADABLE_FLAVOR:
+        result = action("strip_optimizer", str(location), "DST", flavor=_LOADABLE_FLAVOR)
         return NextSteps((f"{LOAD_PARAMETERS} takes parameters in Linen's nesting: {result}",))
     config, problem = _config_of(tree)
     settings = config.told if config is not None and config.is_named else ()

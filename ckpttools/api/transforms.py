@@ -140,7 +140,7 @@ def strip_optimizer(
     destination: LocationLike,
     *,
     keep_step: bool = False,
-    flavour: NewFlavor = "same",
+    flavor: NewFlavor = "same",
     keep: Patterns = (),
     drop: Patterns = (),
     dtype: DType | str | None = None,
@@ -155,7 +155,7 @@ def strip_optimizer(
     Raises:
         CheckpointError: See `ckpttools.StripOptimizer` and `ckpttools.convert`.
     """
-    stripped = KeepScanAxis(StripOptimizer(keep_step, flavour, patterns_of(keep), patterns_of(drop)))
+    stripped = KeepScanAxis(StripOptimizer(keep_step, flavor, patterns_of(keep), patterns_of(drop)))
     return write_changed([stripped, *_casts(dtype)], source, destination, common)
 
 
@@ -195,7 +195,7 @@ def unstack(
     scan_axis: int | None = None,
     force_unroll: bool = False,
     keep_step: bool = False,
-    flavour: NewFlavor = "same",
+    flavor: NewFlavor = "same",
     dtype: DType | str | None = None,
     **common: Unpack[ChangedRun],
 ) -> Prepared:
@@ -208,11 +208,11 @@ def unstack(
     Raises:
         CheckpointError: See `ckpttools.UnstackLayers` and `ckpttools.convert`.
     """
-    if not force_unroll and (keep_step or flavour != "same"):
-        text = f"{option('keep_step')} and {option('flavour')} apply only with {option('force_unroll')}"
+    if not force_unroll and (keep_step or flavor != "same"):
+        text = f"{option('keep_step')} and {option('flavor')} apply only with {option('force_unroll')}"
         raise UsageError(text, hint="also pass it")
     change: Transform = (
-        ForceUnroll(scan_axis, keep_step, flavour) if force_unroll else UnstackLayers(scan_axis)
+        ForceUnroll(scan_axis, keep_step, flavor) if force_unroll else UnstackLayers(scan_axis)
     )
     return write_changed([change, *_casts(dtype)], source, destination, common)
 

@@ -32,7 +32,7 @@ def strip_optimizer() -> WriteFunction:
     SRC may be a run directory, a step or an item. DST gets 0/items, or <step>/items with
     --keep-step; pass that to MaxText as load_parameters_path.
 
-    MaxText's trainers store the flavour linen, which training and decoding load. MaxText's own tool writes
+    MaxText's trainers store the flavor linen, which training and decoding load. MaxText's own tool writes
     nnx for a run with pure_nnx, which only decoding loads.
 
     Optimizer state is recognized by its structure: it mirrors the parameters, next to a step counter or below
@@ -90,7 +90,7 @@ def unstack() -> WriteFunction:
 
     Parameters and, in a training checkpoint, the optimizer's moments are split on --scan-axis, random number
     generator states on axis 0. Cycles, remainders and blocks get the model's layer numbers. --keep-step and
-    --flavour require --force-unroll.
+    --flavor require --force-unroll.
 
     If layers are not stacked, nothing is written and the exit code is 2.
 

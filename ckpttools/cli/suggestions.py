@@ -225,7 +225,7 @@ def _command_of(script: _Script, settings: Mapping[str, str]) -> str:
         hub = settings.get("hf_model_path") if script is _TO_HUGGING_FACE else None
         options += ["--like", hub or settings.get("tokenizer_path") or "HF_DIR"]
     if script.command == "strip-optimizer":
-        options += ["--flavour", "linen"]
+        options += ["--flavor", "linen"]
     locations = settings.get(script.source, script.missing), settings.get(script.destination, "DST")
     return join(["ckpt", *script.command.split(), *locations, *options])
 

@@ -38,7 +38,7 @@ def fact_lines(report: TreeReport, room: int | None) -> Iterator[str]:
 def _labeled_facts(report: TreeReport) -> Iterator[tuple[str, str]]:
     yield "format", _join(report.format, None if report.step is None else f"step {report.step}")
     axis = None if report.scan_axis is None else f"scan axis {report.scan_axis}"
-    if kind := _join(report.kind, report.flavour, axis):
+    if kind := _join(report.kind, report.flavor, axis):
         yield "kind", kind
     if report.adapter:
         yield from _adapter(report.adapter)
@@ -59,7 +59,7 @@ def _labeled_facts(report: TreeReport) -> Iterator[tuple[str, str]]:
     )
     yield "parameters", _parameters_text(report)
     if report.quantization:
-        yield "quantized", _quantization_text(report.quantization, is_maxtext=report.flavour is not None)
+        yield "quantized", _quantization_text(report.quantization, is_maxtext=report.flavor is not None)
     if report.scales:
         yield "scales", _join(plural(report.scales.num_arrays, "array"), format_disk(report.scales.nbytes))
     yield from _other_arrays_text(report)

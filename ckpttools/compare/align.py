@@ -193,8 +193,8 @@ def _with_carried(tree: Tree) -> NamedArrays[LazyArray]:
 
 def _named_arrays(tree: Tree) -> NamedArrays[LazyArray]:
     view, remarks, naming = view_of(tree), list[str](), list[str]()
-    if view.flavour.name:
-        naming.append(f"the name prefix of {view.flavour.name} is ignored")
+    if view.flavor.name:
+        naming.append(f"the name prefix of {view.flavor.name} is ignored")
     try:
         arrays = per_layer(tree)
     except CheckpointError as error:

@@ -161,7 +161,7 @@ def _with_joints_of(
 
 def _layout(tree: Tree) -> tuple[str | None, bool]:
     view = view_of(tree)
-    return view.flavour.name, view.is_stacked
+    return view.flavor.name, view.is_stacked
 
 
 def _has_empties(tree: Tree) -> bool:

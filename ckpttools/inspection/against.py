@@ -131,7 +131,7 @@ class _FamilyComparison:
 
     def _tree_name(self, name: str) -> str:
         """Return the path that a parameter has, or would have, in the tree."""
-        return keystr(self.view.flavour.wrapped(tuple(name.split(".")))) if self._is_nested else name
+        return keystr(self.view.flavor.wrapped(tuple(name.split(".")))) if self._is_nested else name
 
     @cached_property
     def _is_nested(self) -> bool:

@@ -56,7 +56,7 @@ def _facts(tree: TreeReport) -> dict[str, Any]:
         "path": printable(tree.path),
         "format": tree.format,
         "kind": tree.kind,
-        "flavour": tree.flavour,
+        "flavor": tree.flavor,
         "scanAxis": tree.scan_axis,
         "step": tree.step,
         "parameters": tree.num_parameters,

@@ -88,7 +88,7 @@ class TreeReport(Tabular):
     Attributes:
         path: Location of the opened item.
         format: Name of the format.
-        kind, flavour, scan_axis: See `ckpttools.maxtext.view.MaxTextView`; None if the checkpoint is not a
+        kind, flavor, scan_axis: See `ckpttools.maxtext.view.MaxTextView`; None if the checkpoint is not a
             MaxText checkpoint.
         step: Training step, or None.
         num_arrays, num_parameters, nbytes: Totals of `arrays`; `num_parameters` counts elements of
@@ -118,7 +118,7 @@ class TreeReport(Tabular):
     path: str
     format: str | None
     kind: Kind | None
-    flavour: FlavorName | None
+    flavor: FlavorName | None
     scan_axis: int | None
     step: int | None
     num_arrays: int
@@ -195,7 +195,7 @@ def inspect_tree(
         path=metadata.location,
         format=metadata.format,
         kind=view.kind,
-        flavour=view.flavour.name if view.is_maxtext else None,
+        flavor=view.flavor.name if view.is_maxtext else None,
         scan_axis=view.scan_axis,
         step=metadata.step,
         num_arrays=len(arrays),

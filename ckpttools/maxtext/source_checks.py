@@ -31,7 +31,7 @@ def refuse_maxtext(tree: Tree) -> None:
     view = view_of(tree)
     if _has_embedding(tree, dotted(EMBEDDING)) and not _has_embedding(tree, _HUGGING_FACE):
         like = None if tree.metadata.config else "HF_DIR"
-        kind = f"{view.kind}, {view.flavour.name or 'no'} flavor" if view.kind else None
+        kind = f"{view.kind}, {view.flavor.name or 'no'} flavor" if view.kind else None
         instead = action("maxtext_to_hf", tree.metadata.location, "DST", like=like)
         raise _wrong_direction_error(tree, "MaxText", kind, instead, "Hugging Face", "orbax")
     if tree.metadata.format == "orbax" and tree.metadata.config is None:

@@ -136,7 +136,7 @@ def _axes(view: MaxTextView, axis: int) -> Callable[[Path], int]:
     axes = {
         tree_path
         for inner, tree_path in view.homes.items()
-        if tree_path == view.flavour.wrapped(inner) and tree_path not in view.leading_layer_paths
+        if tree_path == view.flavor.wrapped(inner) and tree_path not in view.leading_layer_paths
     }
 
     def axis_of(path: Path) -> int:
@@ -228,7 +228,7 @@ def _mismatched_moments(tree: Tree) -> Iterator[str]:
     shapes = {(DECODER, *path): item.shape for path, item in view.decoder.items()}
     for path, array in tree.arrays.items():
         if view.roles.of(path) == "optimizer" and DECODER in path:
-            suffix = view.flavour.suffix
+            suffix = view.flavor.suffix
             inner = path[: -len(suffix)] if path[-1:] == suffix else path
             expected = shapes.get(inner[inner.index(DECODER) :])
             if array.shape != expected:

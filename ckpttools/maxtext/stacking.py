@@ -147,12 +147,12 @@ class ForceUnroll:
 
     Attributes:
         axis: See `UnstackLayers`.
-        keep_step, flavour: See `StripOptimizer`.
+        keep_step, flavor: See `StripOptimizer`.
     """
 
     axis: int | None = None
     keep_step: bool = False
-    flavour: NewFlavor = "same"
+    flavor: NewFlavor = "same"
 
     def __call__(self, tree: Tree) -> Transformed:
         """Return the unstacked parameters.
@@ -170,7 +170,7 @@ class ForceUnroll:
                 got=kind,
                 hint=f"use {action('unstack')} or {action('strip_optimizer')} for the remaining step",
             )
-        first = KeepScanAxis(StripOptimizer(self.keep_step, self.flavour))(tree)
+        first = KeepScanAxis(StripOptimizer(self.keep_step, self.flavor))(tree)
         then = UnstackLayers(self.axis)(first.tree)
         return Transformed(then.tree, first.notes + then.notes)
 

@@ -42,13 +42,13 @@ class StripOptimizer:
         keep_step: Whether to keep the step's array and the number of the step directory. Otherwise, the
             directory is 0, and so is the array in Linen's flavor, as in MaxText's own tool. The NNX flavor
             has no array.
-        flavour: How to nest the parameters: "same" (as in the source), "linen" or "nnx".
+        flavor: How to nest the parameters: "same" (as in the source), "linen" or "nnx".
         keep: Patterns of leaves that are always kept, as in `ckpttools.transforms.select.Select`.
         drop: Patterns of leaves that are dropped, with precedence over everything else.
     """
 
     keep_step: bool = False
-    flavour: NewFlavor = "same"
+    flavor: NewFlavor = "same"
     keep: Sequence[str] = ()
     drop: Sequence[str] = ()
 
@@ -64,8 +64,8 @@ class StripOptimizer:
         require_matches((*self.keep, *self.drop), tree, tree.metadata.location)
         left = Tree({p: item for p, item in tree.items() if not first_match(p, self.drop)}, tree.metadata)
         view, location = view_of(left), tree.metadata.location or None
-        own = view.flavour
-        target = {"linen": LINEN, "nnx": NNX}.get(self.flavour, own)
+        own = view.flavor
+        target = {"linen": LINEN, "nnx": NNX}.get(self.flavor, own)
         self._require_clear(left)
         if not any(path in left.arrays for path in view.of_role("parameter")):
             raise FormatError(
@@ -149,7 +149,7 @@ def _parameter_paths(view: MaxTextView, target: Flavor) -> dict[Path, Path]:
         FormatError: The target flavor does not support arrays outside the model, or two arrays would have the
             same path.
     """
-    own, model = view.flavour, {tree_path: inner for inner, tree_path in view.homes.items()}
+    own, model = view.flavor, {tree_path: inner for inner, tree_path in view.homes.items()}
     learned = view.of_role("parameter")
     empty = {path for path in learned if path not in view.arrays}
     if target == own:
@@ -170,7 +170,7 @@ def _parameter_paths(view: MaxTextView, target: Flavor) -> dict[Path, Path]:
                 f"the flavor {target.name} does not support these arrays outside the parameters"
                 + listing(unplaced),
                 location=view.metadata.location or None,
-                hint=f"keep the flavor with {option('flavour', 'same')}, or leave this out with "
+                hint=f"keep the flavor with {option('flavor', 'same')}, or leave this out with "
                 f"{option('drop', 'PATTERN')}",
             )
     refuse_collisions(placed.values())

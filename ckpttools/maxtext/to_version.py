@@ -159,7 +159,7 @@ def _with_trained_variables(tree: Tree, version: Version) -> tuple[Tree, list[Pa
     }
     if not known:
         return tree, []
-    moved = {tree_path: view.flavour.wrapped(inner) for inner, tree_path in known.items()}
+    moved = {tree_path: view.flavor.wrapped(inner) for inner, tree_path in known.items()}
     refuse_collisions([*tree, *moved.values()])
     on_axis = {tree_path: view.parameters[inner] for inner, tree_path in known.items()}
     leaves = {moved.get(path, path): on_axis.get(path, leaf) for path, leaf in tree.items()}
@@ -176,7 +176,7 @@ def _with_untrained_variables(tree: Tree, version: Version) -> Tree:
     moved = {
         tree_path: (*AUXILIARY, *inner)
         for inner, tree_path in view.homes.items()
-        if view.optimizer and tree_path == view.flavour.wrapped(inner) and is_variable(inner, version)
+        if view.optimizer and tree_path == view.flavor.wrapped(inner) and is_variable(inner, version)
     }
     if not moved:
         return tree

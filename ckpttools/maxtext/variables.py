@@ -56,9 +56,9 @@ def _with_leading_axes(array: LazyArray, axis: int, count: int) -> LazyArray:
 
 def first_axis_of(paths: Iterable[Path], view: MaxTextView, version: Version) -> frozenset[str]:
     """Return the names of those paths that are variables among the parameters."""
-    flavour = view.flavour
-    flavored = (path for path in paths if flavour.holds(path))
-    return first_axis_names(path for path in flavored if is_variable(flavour.unwrapped(path), version))
+    flavor = view.flavor
+    flavored = (path for path in paths if flavor.holds(path))
+    return first_axis_names(path for path in flavored if is_variable(flavor.unwrapped(path), version))
 
 
 def version_of_state(view: MaxTextView) -> Version:
@@ -85,20 +85,20 @@ def refuse_moments(tree: Tree, version: Version) -> None:
 
 def _variable_moments(view: MaxTextView, version: Version) -> list[Path]:
     """Return the paths of optimizer state that belongs to variables of a version."""
-    end = len(view.flavour.suffix)
+    end = len(view.flavor.suffix)
     state = view.of_role("optimizer") if version.variables else ()
     return [path for path in state if is_variable(path[:-end] if end else path, version)]
 
 
 def collection_moves(view: MaxTextView) -> Mapping[Path, Path]:
     """Map variables in collections of their class to paths among the parameters."""
-    flavour = view.flavour
+    flavor = view.flavor
     return {
-        tree_path: flavour.wrapped(inner)
+        tree_path: flavor.wrapped(inner)
         for inner, tree_path in view.homes.items()
-        if flavour.name == "linen"
-        and tree_path != flavour.wrapped(inner)
-        and _is_in_collection(tree_path, flavour.prefix)
+        if flavor.name == "linen"
+        and tree_path != flavor.wrapped(inner)
+        and _is_in_collection(tree_path, flavor.prefix)
     }
 
 
@@ -124,7 +124,7 @@ def _matches_version(view: MaxTextView, families: Collection[str], version: Vers
     expected = {name in version.stacked_by_kind for name in families}
     if (by_kind or by_position) and expected and by_kind not in expected:
         return False
-    has_collections = any(tree_path != view.flavour.wrapped(inner) for inner, tree_path in view.homes.items())
+    has_collections = any(tree_path != view.flavor.wrapped(inner) for inner, tree_path in view.homes.items())
     return (version.learned_variables or not has_collections) and not any(misplaced_variables(view, version))
 
 
@@ -134,5 +134,5 @@ def misplaced_variables(view: MaxTextView, version: Version) -> Iterator[Path]:
     for path in dict.fromkeys(path for path, axis, _ in every if axis):
         tree_path = view.homes[path]
         is_first = tree_path in view.leading_layer_paths
-        if tree_path == view.flavour.wrapped(path) and is_first != is_variable(path, version):
+        if tree_path == view.flavor.wrapped(path) and is_first != is_variable(path, version):
             yield path

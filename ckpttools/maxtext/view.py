@@ -1,7 +1,7 @@
 """A view of a tree as a MaxText checkpoint: kind, flavor, layers and parameters, each computed once.
 
     view = view_of(open_tree(path))
-    view.kind, view.flavour.name, view.scan_axis            "stacked-training", "linen", 1
+    view.kind, view.flavor.name, view.scan_axis            "stacked-training", "linen", 1
     view.parameters["decoder", "layers", "mlp", "wi_0", "kernel"]
 
 Everything is inferred from paths, shapes and custom metadata, without reading arrays.
@@ -85,7 +85,7 @@ def optimizer_of(
     state: Mapping[Path, Leaf],
     inner: Collection[Path],
     parameters: Mapping[Path, LazyArray],
-    flavour: Flavor,
+    flavor: Flavor,
 ) -> Optimizer | None:
     """Return the optimizer of a state; None if the state is empty.
 
@@ -93,7 +93,7 @@ def optimizer_of(
         state: All leaves of an optimizer.
         inner: The paths of the leaves within the state.
         parameters: The model's parameters, under their paths in the model.
-        flavour: The flavor of the tree.
+        flavor: The flavor of the tree.
     """
     inner = [path for path in inner if path]
     if not inner:
@@ -101,7 +101,7 @@ def optimizer_of(
     # A chain has an entry for each of its parts; the first part scales gradients.
     chained = {str(path[1]) for path in inner if len(path) > 1 and str(path[0]) == "0"}
     named = {str(key) for path in inner for key in path[:2] if not str(key).isdecimal()}
-    heads = _mirrored_heads(state, parameters, flavour)
+    heads = _mirrored_heads(state, parameters, flavor)
     name: OptimizerName = "unknown"
     if chained >= _ADAM:
         name = "adamw"
@@ -113,15 +113,15 @@ def optimizer_of(
 
 
 def _mirrored_heads(
-    state: Mapping[Path, Leaf], parameters: Mapping[Path, LazyArray], flavour: Flavor
+    state: Mapping[Path, Leaf], parameters: Mapping[Path, LazyArray], flavor: Flavor
 ) -> dict[str, bool]:
     """Map prefixes that mirror the parameters to whether all shapes match."""
     same: dict[str, bool] = {}
     for path, array in state.items():
         if not isinstance(array, LazyArray):
             continue
-        if flavour.suffix and path[-1:] == flavour.suffix:
-            path = path[: -len(flavour.suffix)]
+        if flavor.suffix and path[-1:] == flavor.suffix:
+            path = path[: -len(flavor.suffix)]
         tail = next((k for k in range(1, len(path)) if path[k:] in parameters), None)
         if tail is not None:
             head = keystr(path[: tail - (path[tail - 1] == PARAMS)])
@@ -182,7 +182,7 @@ class MaxTextView:
         return bool(self.stacked_keys)
 
     @cached_property
-    def flavour(self) -> Flavor:
+    def flavor(self) -> Flavor:
         """Return how parameters are nested; `PLAIN` if no known framework wrapped them."""
         return flavor_of(self._parameter_arrays, self.roles.mirrored)
 
@@ -205,7 +205,7 @@ class MaxTextView:
     @cached_property
     def homes(self) -> Mapping[Path, Path]:
         """Map the model paths of `parameters` to their paths in the tree."""
-        return parameter_locations(self._parameter_arrays, self.flavour)
+        return parameter_locations(self._parameter_arrays, self.flavor)
 
     @cached_property
     def parameters(self) -> Mapping[Path, LazyArray]:
@@ -222,7 +222,7 @@ class MaxTextView:
         misplaced = frozenset(
             inner
             for inner, tree_path in self.homes.items()
-            if tree_path != self.flavour.wrapped(inner)
+            if tree_path != self.flavor.wrapped(inner)
             or (recorded_axis and keystr(tree_path) in recorded_axis)
         )
         return MappingProxyType(
@@ -305,7 +305,7 @@ class MaxTextView:
         """Return the optimizer whose state the tree has, or None."""
         state = {path: self.leaves[path] for path in self.of_role("optimizer")}
         inner = [self.roles.below_optimizer(path) for path in state]
-        return optimizer_of(state, inner, self.parameters, self.flavour)
+        return optimizer_of(state, inner, self.parameters, self.flavor)
 
     @property
     def random_states(self) -> int:
@@ -335,33 +335,33 @@ class MaxTextView:
 # parameters under their paths in the model, and always have their layers on axis 0.
 
 
-def parameter_locations(parameters: Collection[Path], flavour: Flavor) -> dict[Path, Path]:
+def parameter_locations(parameters: Collection[Path], flavor: Flavor) -> dict[Path, Path]:
     """Map the model path of each array to its path in the tree.
 
     Args:
         parameters: Paths of all leaves of a tree with this role.
-        flavour: The flavor of the tree.
+        flavor: The flavor of the tree.
     """
-    if flavour.name is None:
+    if flavor.name is None:
         result = {path: path for path in parameters}
     else:
-        result = {flavour.unwrapped(path): path for path in parameters if flavour.holds(path)}
+        result = {flavor.unwrapped(path): path for path in parameters if flavor.holds(path)}
     for path in parameters:
-        inner = None if flavour.name and flavour.holds(path) else _variable_path(path, flavour)
+        inner = None if flavor.name and flavor.holds(path) else _variable_path(path, flavor)
         if inner is not None and result.get(inner, path) == path:
             result.pop(path, None)
             result[inner] = path
     return result
 
 
-def _variable_path(path: Path, flavour: Flavor) -> Path | None:
+def _variable_path(path: Path, flavor: Flavor) -> Path | None:
     """Return the model path of a variable outside the parameters; None for other paths."""
     core = path[:-1] if path[-1:] == NNX.suffix else path
     if path[:2] == AUXILIARY:
         return core[2:] or None
-    above = len(flavour.prefix) - 1
+    above = len(flavor.prefix) - 1
     collection = str(path[above]) if 0 <= above < len(path) - 1 else ""
-    if flavour.prefix[above:] == (PARAMS,) and path[:above] == flavour.prefix[:above] != ():
+    if flavor.prefix[above:] == (PARAMS,) and path[:above] == flavor.prefix[:above] != ():
         return core[above + 1 :] if collection.endswith(COLLECTION) else None
     return None
 

@@ -117,10 +117,10 @@ class TestMaxText:
         assert ckpttools.resolve(base_output_directory=tmp_path / "out", run_name="mine").loads
 
     def test_nnx_parameters_suggest_linen_flavor(self, tmp_path):
-        ckpttools.strip_optimizer(TRAINED, tmp_path / "it", flavour="nnx")
+        ckpttools.strip_optimizer(TRAINED, tmp_path / "it", flavor="nnx")
         assert not ckpttools.resolve(load_parameters_path=tmp_path / "it/0/items").loads
         (use,) = next_steps(tmp_path / "it").uses
-        assert use.endswith(f"`ckpt strip-optimizer {tmp_path}/it DST --flavour linen`")
+        assert use.endswith(f"`ckpt strip-optimizer {tmp_path}/it DST --flavor linen`")
 
     def test_unsupported_bucket_is_not_advised_for_maxtext(self, converted):
         ckpttools.convert(converted, "memory://next/it", format="orbax")

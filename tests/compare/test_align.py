@@ -1,4 +1,4 @@
-"""Two checkpoints under one set of names: frameworks, layouts, flavours, and what does not fit."""
+"""Two checkpoints under one set of names: frameworks, layouts, flavors, and what does not fit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from support.flavours import with_parameters
+from support.flavors import with_parameters
 from support.golden_data import FAMILIES, golden_checkpoint
 from support.internals import (
     LINEN,

@@ -139,7 +139,7 @@ def test_ambiguous_values_are_refused(name, value, expected):
         (ckpttools.StripOptimizer, {"drop": 3}, "a list of text"),
         (ckpttools.StackLayers, {"axis": True}, "an integer"),
         (ckpttools.UnstackLayers, {"axis": "1"}, "an integer or None"),
-        (ckpttools.ForceUnroll, {"flavour": "jax"}, '"same" or "linen" or "nnx"'),
+        (ckpttools.ForceUnroll, {"flavor": "jax"}, '"same" or "linen" or "nnx"'),
         (ckpttools.Select, {"prefix": None}, "text"),
         (ckpttools.CastTo, {"dtype": float}, "a dtype or text"),
         (ckpttools.CastMap, {"dtypes": ["bfloat16"]}, "a dictionary {text: a dtype or text}"),

@@ -1,4 +1,4 @@
-"""What a tree is: kind, flavour, scan axis, layers, optimizer; and parameters without their wrapping."""
+"""What a tree is: kind, flavor, scan axis, layers, optimizer; and parameters without their wrapping."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.flavours import with_parameters
+from support.flavors import with_parameters
 from support.golden_data import golden_checkpoint
 from support.internals import LINEN, NNX, Constant, LayerGroup, linen_state, roles, view_of
 from support.locations import ORBAX, TRAINED
-from support.train_data import ALL, FLAVOURS, golden_leaves, layered
+from support.train_data import ALL, FLAVORS, golden_leaves, layered
 from support.trees import lazy
 
 import ckpttools
@@ -51,7 +51,7 @@ class TestKinds:
         leaves = dict(tree.leaves) | ({("opt_state", "mu", "x"): array(2)} if trained else {})
         view = view_of(Tree(leaves, tree.metadata))
         name = f"{'stacked' if stacked else 'unstacked'}-{'training' if trained else 'inference'}"
-        assert (view.kind, view.flavour.name, view.scan_axis) == (name, "linen", axis if stacked else None)
+        assert (view.kind, view.flavor.name, view.scan_axis) == (name, "linen", axis if stacked else None)
         assert view.layers == (LayerGroup("decoder/layers", 3, "stacked" if stacked else "unstacked"),)
         assert view.contradictions == ()
 
@@ -60,7 +60,7 @@ class TestKinds:
         stacked, single = view_of(case.stacked), view_of(case.single)
         suffix = "training" if case.trained else "inference"
         assert (stacked.kind, single.kind) == (f"stacked-{suffix}", f"unstacked-{suffix}")
-        assert stacked.flavour == single.flavour == case.flavour
+        assert stacked.flavor == single.flavor == case.flavor
         assert [group.length for group in stacked.layers] == [group.length for group in single.layers]
         assert {group.cycle for group in stacked.layers} == {case.cycle}
         assert single.scan_axis is None
@@ -117,7 +117,7 @@ class TestKinds:
 class TestGolden:
     def test_golden_training_state_is_recognized(self):
         view = view_of(ckpttools.open(TRAINED))
-        assert (view.kind, view.flavour, view.scan_axis) == ("stacked-training", LINEN, 1)
+        assert (view.kind, view.flavor, view.scan_axis) == ("stacked-training", LINEN, 1)
         assert view.layers == (LayerGroup("decoder/layers", 4, "stacked"),)
         assert view.optimizer == Optimizer("adamw", ("opt_state/0/mu", "opt_state/0/nu"))
         assert (view.metadata.step, view.random_states, view.contradictions) == (1, 30, ())
@@ -189,7 +189,7 @@ class TestOptimizers:
         assert view_of(tree).optimizer == Optimizer(
             "adamw", ("optimizer/opt_state/0/mu", "optimizer/opt_state/0/nu")
         )
-        assert view_of(tree).flavour.name == "nnx"
+        assert view_of(tree).flavor.name == "nnx"
 
     @pytest.mark.parametrize("momentum", [True, False])
     def test_sgd_state_is_recognized(self, momentum):
@@ -207,15 +207,15 @@ class TestOptimizers:
 
 
 class TestFlavors:
-    @given(layered(), st.sampled_from([None, *FLAVOURS]))
+    @given(layered(), st.sampled_from([None, *FLAVORS]))
     def test_unwrapping_and_wrapping_are_inverse(self, case, other):
         for tree in (case.single, case.stacked):
             inner = view_of(tree).parameters
             assert with_parameters(tree, inner).leaves == tree.leaves
             changed = with_parameters(tree, inner, other)
-            if other in (None, LINEN, NNX, case.flavour):
+            if other in (None, LINEN, NNX, case.flavor):
                 assert list(view_of(changed).parameters) == list(inner)
-                assert with_parameters(changed, inner, case.flavour).leaves == tree.leaves
+                assert with_parameters(changed, inner, case.flavor).leaves == tree.leaves
 
     @settings(max_examples=50)
     @given(trees())
@@ -224,16 +224,16 @@ class TestFlavors:
 
     @given(layered())
     def test_wrapped_parameters_exclude_other_state(self, case):
-        wrapped = {case.flavour.wrapped(path) for path in view_of(case.stacked).parameters}
+        wrapped = {case.flavor.wrapped(path) for path in view_of(case.stacked).parameters}
         rest = {path for path in case.stacked if path[0] in ("opt_state", "nnx_aux", "step")}
         assert wrapped | rest == set(case.stacked)
         assert wrapped.isdisjoint(rest)
         assert all(path[0] == "decoder" for path in view_of(case.stacked).parameters)
 
-    @pytest.mark.parametrize("flavour", FLAVOURS)
-    def test_flavor_is_recognized_from_names(self, flavour):
-        tree = Tree({flavour.wrapped(path): item for path, item in MODEL.items()})
-        assert view_of(tree).flavour == flavour
+    @pytest.mark.parametrize("flavor", FLAVORS)
+    def test_flavor_is_recognized_from_names(self, flavor):
+        tree = Tree({flavor.wrapped(path): item for path, item in MODEL.items()})
+        assert view_of(tree).flavor == flavor
         assert view_of(tree).parameters == MODEL
 
     def test_other_models_are_unchanged(self):
@@ -250,7 +250,7 @@ class TestFlavors:
 
     def test_names_without_a_tree_are_unchanged(self):
         tree = Tree({("model.layers.0.self_attn.value",): array(2), ("params",): array(1)})
-        assert view_of(tree).flavour == PLAIN
+        assert view_of(tree).flavor == PLAIN
         assert view_of(tree).parameters == tree.arrays
         bare = Tree({(): array(3)})
         assert view_of(bare).parameters == bare.arrays

@@ -80,8 +80,8 @@ class TestWrittenByMaxText:
 
     def test_golden_checkpoints_have_a_kind(self):
         stacked, unstacked = (view_of(open_tree(golden_checkpoint(scan))) for scan in (True, False))
-        assert (stacked.kind, stacked.flavour, stacked.scan_axis) == ("stacked-inference", LINEN, 1)
-        assert (unstacked.kind, unstacked.flavour) == ("unstacked-inference", LINEN)
+        assert (stacked.kind, stacked.flavor, stacked.scan_axis) == ("stacked-inference", LINEN, 1)
+        assert (unstacked.kind, unstacked.flavor) == ("unstacked-inference", LINEN)
 
     @SCANS
     def test_values_match_golden_data(self, scan):

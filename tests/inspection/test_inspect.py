@@ -59,7 +59,7 @@ class TestInspectTree:
             path="/run/7/items",
             format="orbax",
             kind="stacked-training",
-            flavour="linen",
+            flavor="linen",
             scan_axis=1,
             step=7,
             num_arrays=4,

@@ -70,7 +70,7 @@ class TestJson:
             "path": f"{scanned}/0/items",
             "format": "orbax",
             "kind": "stacked-inference",
-            "flavour": "linen",
+            "flavor": "linen",
             "scan_axis": 1,
             "step": 0,
             "num_arrays": 13,
@@ -102,7 +102,7 @@ class TestJson:
     def test_json_describes_safetensors(self, llama: Path):
         result = json_of(llama)
         assert result["format"] == "safetensors"
-        assert [result[name] for name in ("kind", "flavour", "scan_axis", "step")] == [None] * 4
+        assert [result[name] for name in ("kind", "flavor", "scan_axis", "step")] == [None] * 4
         assert (result["num_arrays"], result["num_parameters"], result["nbytes"]) == (39, 180_800, 361_600)
         arrays = result["arrays"]
         assert "model.layers.0.mlp.up_proj.weight" in [array["path"] for array in arrays]  # type: ignore[attr-defined]

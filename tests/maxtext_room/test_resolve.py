@@ -291,13 +291,13 @@ class TestCheckpointKinds:
         assert "a does not exist" in texts(resolve(load_parameters_path="/" + "a" * 300))
 
     def test_another_flavor_is_not_found(self, tmp_path):
-        ckpttools.strip_optimizer(TRAINED, tmp_path / "nnx", flavour="nnx")
+        ckpttools.strip_optimizer(TRAINED, tmp_path / "nnx", flavor="nnx")
         result = resolve(load_parameters_path=ckpttools.open(tmp_path / "nnx").metadata.location)
         assert (
             "looks for parameters below params/params and misses all: they are nested in the flavor nnx"
             in texts(result)
         )
-        assert "--flavour linen" in hints(result)
+        assert "--flavor linen" in hints(result)
 
     @pytest.mark.parametrize("item, declared", [(SCANNED, True), (UNSCANNED, False)])
     def test_mismatched_scan_layers_is_reported(self, item, declared):

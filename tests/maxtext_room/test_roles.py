@@ -286,8 +286,8 @@ class TestAmbiguousRoles:
             {**below(("params", "params"), model), **LEARNED["batch_stats"], ("opt_state", 0, "count"): COUNT}
         )
         with pytest.raises(FormatError, match="batch_stats"):
-            StripOptimizer(flavour="nnx")(tree)
-        built = StripOptimizer(flavour="nnx", drop=["batch_stats"])(tree).tree
+            StripOptimizer(flavor="nnx")(tree)
+        built = StripOptimizer(flavor="nnx", drop=["batch_stats"])(tree).tree
         assert set(built) == {("decoder", "w", "value")}
 
 
@@ -480,7 +480,7 @@ class TestRouterBias:
         assert view_of(tree).contradictions == ()
         # Seen as a parameter, its layers are where those of others are.
         assert np.array_equal(view_of(tree).parameters[BIAS].read(), stored.T)
-        assert view_of(built).flavour == view_of(tree).flavour
+        assert view_of(built).flavor == view_of(tree).flavor
 
     def test_additional_axes_follow_the_layers(self):
         beside = (*BIAS[:-1], "scale")
@@ -530,15 +530,15 @@ class TestCommands:
 
     def test_inspect_counts_only_parameters(self, tuple_of_nnx):
         shown = json.loads(succeed("inspect", "tree", tuple_of_nnx, "--json").stdout)
-        assert (shown["num_parameters"], shown["kind"], shown["flavour"]) == (10, "stacked-training", "nnx")
+        assert (shown["num_parameters"], shown["kind"], shown["flavor"]) == (10, "stacked-training", "nnx")
         assert shown["optimizer"]["name"] == "adamw"
 
-    @pytest.mark.parametrize("flavour", ["same", "linen", "nnx"])
-    def test_strip_optimizer_keeps_the_parameters(self, tuple_of_nnx, tmp_path, flavour):
-        run("strip-optimizer", tuple_of_nnx, tmp_path / "out", "--flavour", flavour, "--no-progress")
+    @pytest.mark.parametrize("flavor", ["same", "linen", "nnx"])
+    def test_strip_optimizer_keeps_the_parameters(self, tuple_of_nnx, tmp_path, flavor):
+        run("strip-optimizer", tuple_of_nnx, tmp_path / "out", "--flavor", flavor, "--no-progress")
         tree = ckpttools.open(tmp_path / "out")
         assert view_of(tree).parameters.keys() == MODEL.keys()
-        assert len(tree.arrays) == 2 + (flavour == "linen")
+        assert len(tree.arrays) == 2 + (flavor == "linen")
 
     def test_stored_average_is_reported_and_refused(self, tmp_path):
         inner, outer, _, rest = NESTINGS["maxtext"]

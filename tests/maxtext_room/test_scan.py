@@ -129,7 +129,7 @@ class TestGolden:
 
     @pytest.mark.parametrize("name", ["paramonly_scanned_unrolled_0"])
     def test_force_unroll_matches_golden_data(self, name, tmp_path):
-        run("unstack", TRAINED, tmp_path / "out", "--force-unroll", "--flavour", "nnx", "--dtype", "bfloat16")
+        run("unstack", TRAINED, tmp_path / "out", "--force-unroll", "--flavor", "nnx", "--dtype", "bfloat16")
         tree = ckpttools.open(tmp_path / "out")
         assert {keystr(path): described(array.read()) for path, array in tree.arrays.items()} == (
             golden_leaves(name)

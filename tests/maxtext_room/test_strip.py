@@ -49,8 +49,8 @@ def contents(directory: Path) -> dict[str, str]:
 
 class TestGolden:
     def test_strip_matches_maxtext(self, tmp_path):
-        """Tree and values; the training run was NNX, so that is the flavour of MaxText's result."""
-        run("strip-optimizer", TRAINED, tmp_path / "out", "--flavour", "nnx", "--dtype", "bfloat16")
+        """Tree and values; the training run was NNX, so that is the flavor of MaxText's result."""
+        run("strip-optimizer", TRAINED, tmp_path / "out", "--flavor", "nnx", "--dtype", "bfloat16")
         tree = ckpttools.open(tmp_path / "out")
         assert leaves_by_package(tree) == golden_leaves("paramonly_scanned_0")
         assert tree.metadata.step == 0
@@ -75,10 +75,10 @@ class TestGolden:
     @pytest.mark.parametrize(
         ("run", "transform", "expected"),
         [
-            ("llama_scanned", StripOptimizer(flavour="nnx"), "paramonly_scanned"),
+            ("llama_scanned", StripOptimizer(flavor="nnx"), "paramonly_scanned"),
             ("llama_scanned_linen", StripOptimizer(), "paramonly_scanned_linen"),
-            ("llama_unscanned", StripOptimizer(flavour="nnx"), "paramonly_unscanned"),
-            ("llama_scanned", ForceUnroll(flavour="nnx"), "paramonly_scanned_unrolled"),
+            ("llama_unscanned", StripOptimizer(flavor="nnx"), "paramonly_unscanned"),
+            ("llama_scanned", ForceUnroll(flavor="nnx"), "paramonly_scanned_unrolled"),
             ("llama_scanned_linen", ForceUnroll(), "paramonly_scanned_linen_unrolled"),
         ],
     )
@@ -88,7 +88,7 @@ class TestGolden:
         assert_same(built.with_metadata(step=0, custom={}), golden)
 
     def test_unrolled_names_match_maxtext(self):
-        built = StripOptimizer(flavour="nnx")(
+        built = StripOptimizer(flavor="nnx")(
             Tree(
                 {
                     tuple(int(k) if k.isdigit() else k for k in path.split("/")): (
@@ -112,7 +112,7 @@ class TestTrainingStates:
             return
         done = StripOptimizer()(case.stacked)
         assert view_of(done.tree).parameters == view_of(case.stacked).parameters
-        assert view_of(done.tree).flavour == case.flavour
+        assert view_of(done.tree).flavor == case.flavor
         of = roles(done.tree).of
         assert not [path for path in done.tree.arrays if of(path) != "parameter" and path != ("step",)]
         left_out = set(map(keystr, case.stacked.arrays)) - set(map(keystr, done.tree))
@@ -122,10 +122,10 @@ class TestTrainingStates:
 
     @given(layered())
     def test_parameters_are_written_in_other_flavors(self, case):
-        for name, flavour in (("linen", LINEN), ("nnx", NNX)):
-            if case.trained or case.flavour != flavour:
-                built = StripOptimizer(flavour=name)(case.single).tree
-                assert view_of(built).flavour == flavour
+        for name, flavor in (("linen", LINEN), ("nnx", NNX)):
+            if case.trained or case.flavor != flavor:
+                built = StripOptimizer(flavor=name)(case.single).tree
+                assert view_of(built).flavor == flavor
                 assert view_of(built).parameters == view_of(case.single).parameters
                 assert (("step",) in built) == (("opt_state",) in built) == (name == "linen")
 
@@ -134,7 +134,7 @@ class TestTrainingStates:
         if case.trained:
             built = StripOptimizer(keep_step=True)(case.stacked).tree
             assert built.metadata.step == 9
-            assert (("step",) in built) == (case.flavour.name != "nnx")
+            assert (("step",) in built) == (case.flavor.name != "nnx")
             assert built.get(("step",), case.stacked["step",]) is case.stacked["step",]
             assert ("step",) not in built.metadata.scalars
 
@@ -200,7 +200,7 @@ def loaded(tmp_path_factory):
             ["unstack", "--force-unroll", "--dtype", "bfloat16"],
             [*some, *maxtext, "maxtext_metadata"],
         ),
-        "nnx": (["strip-optimizer", "--flavour", "nnx"], some),
+        "nnx": (["strip-optimizer", "--flavor", "nnx"], some),
     }
     jobs = []
     for name, ((command, *options), cases) in commands.items():

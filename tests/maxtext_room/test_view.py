@@ -23,7 +23,7 @@ WORK = [
     "single_layers",
     "layer_stacks",
 ]
-OF_VIEWS = {f"maxtext/{name}.py" for name in ("flavours", "layers", "layer_notes", "optimizer")}
+OF_VIEWS = {f"maxtext/{name}.py" for name in ("flavors", "layers", "layer_notes", "optimizer")}
 
 
 def calls(work):
@@ -50,7 +50,7 @@ def number(result, name, caller=None):
 
 
 # The trees of a comparison: both sources, Hugging Face's with names split at "/" and at ".", and MaxText's
-# layer by layer. Before there were views, flavours were told 8 times and stacked keys 11 times for them.
+# layer by layer. Before there were views, flavors were told 8 times and stacked keys 11 times for them.
 @pytest.mark.parametrize(
     ("work", "trees"),
     [

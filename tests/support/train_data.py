@@ -27,7 +27,7 @@ ALL = Path(os.environ["CKPTTOOLS_GOLDEN"]) if "CKPTTOOLS_GOLDEN" in os.environ e
 # Longer than any other axis, so that norms tell on which axis layers are stacked.
 EMBED = 13
 
-FLAVOURS = (
+FLAVORS = (
     LINEN,
     Flavor("linen", ("params",)),
     NNX,
@@ -51,7 +51,7 @@ class Layers:
         single, stacked: layers one by one, and stacked by numpy.
         axis, cycle, names: as `ckpttools.maxtext.stacking.StackLayers`.
         told: whether the cycle can be told from what layers hold.
-        flavour: of both.
+        flavor: of both.
         trained: whether there is an optimizer.
     """
 
@@ -61,7 +61,7 @@ class Layers:
     cycle: int
     names: str
     told: bool
-    flavour: Flavor
+    flavor: Flavor
     trained: bool
 
 
@@ -69,13 +69,13 @@ Arrays = dict[TreePath, np.ndarray]
 
 
 @st.composite
-def layered(draw: st.DrawFn, flavours: tuple[Flavor, ...] = FLAVOURS) -> Layers:
-    """A decoder of any layout and flavour, alone or in a training state."""
+def layered(draw: st.DrawFn, flavors: tuple[Flavor, ...] = FLAVORS) -> Layers:
+    """A decoder of any layout and flavor, alone or in a training state."""
     names = draw(st.sampled_from(("plain", "layers", "layer", "local-global")))
     cycle = 1 if names == "plain" else draw(st.integers(2, 4))
     repeats = draw(st.integers(1, 3))
     left = draw(st.integers(0, cycle - 1)) if names in ("layers", "local-global") else 0
-    axis, flavour = draw(st.integers(0, 1)), draw(st.sampled_from(flavours))
+    axis, flavor = draw(st.integers(0, 1)), draw(st.sampled_from(flavors))
     alike = draw(st.booleans())
     shapes = [draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)) for _ in range(cycle)]
     if names == "local-global":
@@ -114,12 +114,12 @@ def layered(draw: st.DrawFn, flavours: tuple[Flavor, ...] = FLAVOURS) -> Layers:
 
     sides: tuple[dict[TreePath, Leaf], dict[TreePath, Leaf]] = ({}, {})
     for side, arrays in zip(sides, decoder("float32"), strict=True):
-        side.update({flavour.wrapped(path): lazy(a) for path, a in arrays.items()})
+        side.update({flavor.wrapped(path): lazy(a) for path, a in arrays.items()})
     trained = draw(st.booleans())
     if trained:
         chain = draw(st.booleans())
         head: TreePath = ("opt_state", 0) if chain else ("opt_state",)
-        inner: TreePath = ("params",) if flavour.name == "linen" else ()
+        inner: TreePath = ("params",) if flavor.name == "linen" else ()
         for moment in ("mu", "nu"):
             for side, arrays in zip(sides, decoder("bfloat16"), strict=True):
                 side.update({(*head, moment, *inner, *path): lazy(a) for path, a in arrays.items()})
@@ -141,7 +141,7 @@ def layered(draw: st.DrawFn, flavours: tuple[Flavor, ...] = FLAVOURS) -> Layers:
         for side, scan in zip(sides, (False, True), strict=True)
     )
     told = cycle == 1 or (repeats > 1 and minimal(shapes) and names == "layers")
-    return Layers(single, stacked_tree, axis, cycle, names, told, flavour, trained)
+    return Layers(single, stacked_tree, axis, cycle, names, told, flavor, trained)
 
 
 def minimal(shapes: list[list[int]]) -> bool:

@@ -80,7 +80,7 @@ REMAP = (
 PARAMETERS = (
     switch("keep_step", "Keep the training step; by default {destination} has step 0."),
     Option(
-        "flavour",
+        "flavor",
         ("same", "linen", "nnx"),
         "same",
         "How parameters are nested: as in {source}, params/params/…, or …/value.",

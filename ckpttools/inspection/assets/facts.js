@@ -25,7 +25,7 @@ function factsOf(contents) {
     ["Bytes", inBytes(bytes), bytes >= 1000 ? grouped(bytes) : ""],
     ["Arrays", grouped(contents.count)],
     ["Format", facts.format],
-    ["Kind", facts.kind, facts.flavour],
+    ["Kind", facts.kind, facts.flavor],
     ["Layers", groups.join(", ") || null, facts.scanAxis === null ? "" : `stacked on axis ${facts.scanAxis}`],
     ["Step", facts.step === null ? null : grouped(facts.step)],
     ["Optimizer", facts.optimizer],

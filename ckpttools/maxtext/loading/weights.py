@@ -102,12 +102,12 @@ def _nesting_problems(tree: Tree, key: str, where: str) -> Iterator[Problem]:
             "set it as lora.lora_restore_path",
         )
         return
-    got = f"in the flavor {view.flavour.name}" if view.flavour.name else "differently"
+    got = f"in the flavor {view.flavor.name}" if view.flavor.name else "differently"
     tree_path = next(iter(view.homes.values()), None)
     example = f", such as {keystr(tree_path)}" if tree_path else ""
     yield Problem(
         f"MaxText looks for parameters below {keystr(above)} and misses all: they are nested {got}{example}",
-        f"{action('strip_optimizer', where, 'DST', flavour='linen')} writes this nesting"
+        f"{action('strip_optimizer', where, 'DST', flavor='linen')} writes this nesting"
         if view.is_maxtext
         else f"{action('inspect', where)} shows the contents",
     )

@@ -77,7 +77,7 @@ SCRIPTS = {
         "ckpt convert maxtext-to-hf /run/0/items /hf"
     ),
     "generate_param_only_checkpoint load_full_state_path=/run/9/items base_output_directory=/out": (
-        "ckpt strip-optimizer /run/9/items /out --flavour linen"
+        "ckpt strip-optimizer /run/9/items /out --flavor linen"
     ),
 }
 

@@ -9,19 +9,19 @@ from ckpttools.array.tree import Leaf, Path
 from ckpttools.maxtext.view import Flavor, view_of
 
 
-def with_parameters(tree: Tree, built: Mapping[Path, LazyArray], flavour: Flavor | None = None) -> Tree:
+def with_parameters(tree: Tree, built: Mapping[Path, LazyArray], flavor: Flavor | None = None) -> Tree:
     """`tree` with `built` in place of its parameters; all other leaves stay.
 
-    With the tree's own parameters and flavour this gives back the tree.
+    With the tree's own parameters and flavor this gives back the tree.
 
     Args:
         tree: where the rest is taken from.
         built: parameters under their paths without wrapping.
-        flavour: how to wrap them; None for as in `tree`.
+        flavor: how to wrap them; None for as in `tree`.
     """
     view = view_of(tree)
-    own, known, locations = view.flavour, view.parameters, view.homes
-    wrap = own if flavour is None else flavour
+    own, known, locations = view.flavor, view.parameters, view.homes
+    wrap = own if flavor is None else flavor
     same = {path for path, array in built.items() if known.get(path) is array and wrap == own}
     new: dict[Path, Leaf] = {
         locations[path] if path in same else wrap.wrapped(path): tree[locations[path]]
