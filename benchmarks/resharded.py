@@ -34,7 +34,7 @@ from typing import Any
 
 import buckets
 
-from ckpttools.core.budget import parse_size
+from ckpttools.core.memory_limit import parse_size
 
 LAYOUTS = {
     "devices": "MaxText's default, written by 16 devices",

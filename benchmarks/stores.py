@@ -30,7 +30,7 @@ from typing import Any
 import urllib3
 from buckets import clear, serve_bucket, started
 
-from ckpttools.core.budget import parse_size
+from ckpttools.core.memory_limit import parse_size
 from ckpttools.testing.models import LlamaSizes, write_llama
 
 SIZES = LlamaSizes()

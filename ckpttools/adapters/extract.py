@@ -17,10 +17,10 @@ from ckpttools.array import read_blocks
 from ckpttools.array.fingerprint import sources
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Stored
-from ckpttools.core.budget import format_size
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, MemoryBudgetError, ShapeError, UsageError, listing
+from ckpttools.core.memory_limit import format_size
 from ckpttools.core.message_terms import action, option
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.region import Region, split_evenly

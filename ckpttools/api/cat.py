@@ -18,9 +18,9 @@ from ckpttools.api.sources import Opening, Source, opened, read_options
 from ckpttools.array.lazy import Index, LazyArray, parse_index
 from ckpttools.array.tree import Empty, Leaf, Path, Text, Tree, keystr
 from ckpttools.core.argument_checks import validate_arguments
-from ckpttools.core.budget import format_size, limit_memory
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import DestinationExistsError, MemoryBudgetError, StorageError, UsageError
+from ckpttools.core.memory_limit import format_size, limit_memory
 from ckpttools.core.message_terms import option
 from ckpttools.core.options import declare, parse_size_option
 from ckpttools.core.region import Region
@@ -330,7 +330,7 @@ def _check_fits(selection: ArraySelection, limit: int) -> None:
 
 def _statistics(selection: ArraySelection, limit: int) -> Statistics:
     from ckpttools.array.scratch import Scratch
-    from ckpttools.inspection.moments import SCRATCH_BYTES, Moments, moments
+    from ckpttools.inspection.moment_statistics import SCRATCH_BYTES, Moments, moments
     from ckpttools.inspection.stats import statistics_of
 
     result, scratch = Moments(), Scratch(SCRATCH_BYTES)

@@ -14,7 +14,7 @@ from ckpttools.api.sources import Observe, Size
 from ckpttools.copying.prepared import Effort, PreparedCopy
 from ckpttools.copying.selection import check_complete, select_content
 from ckpttools.copying.target import CopyTarget
-from ckpttools.core.budget import DEFAULT_MEMORY, limit_memory
+from ckpttools.core.memory_limit import DEFAULT_MEMORY, limit_memory
 from ckpttools.core.options import declare, parse_size_option
 from ckpttools.run.overlap_check import check_no_overlap
 from ckpttools.stores.concurrency import map_concurrently, use_concurrency

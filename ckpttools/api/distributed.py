@@ -17,9 +17,9 @@ from ckpttools.api.plan_status import PartStatus, PlanStatus, plan_status
 from ckpttools.api.plans import content_of
 from ckpttools.api.prepared import Prepared
 from ckpttools.api.run_part import part_done
-from ckpttools.core.budget import extra_resident
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import OtherProcessError, first_line
+from ckpttools.core.memory_limit import extra_resident
 from ckpttools.core.message_terms import render, retry_term
 from ckpttools.plan.parts import Part
 from ckpttools.plan.plan_file import PlanFile, decode_plan

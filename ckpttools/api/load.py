@@ -27,7 +27,6 @@ from ckpttools.api.sources import (
 )
 from ckpttools.array.fingerprint import sources
 from ckpttools.array.tree import Tree
-from ckpttools.core.budget import limit_memory
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import (
@@ -38,6 +37,7 @@ from ckpttools.core.errors import (
     StorageError,
     UsageError,
 )
+from ckpttools.core.memory_limit import limit_memory
 from ckpttools.core.message_terms import action, option, rename_option
 from ckpttools.core.notes import Notes
 from ckpttools.core.options import declare, parse_size_option

@@ -27,7 +27,7 @@ from ckpttools.core.tabular import Tabular
 from ckpttools.core.text import plural
 from ckpttools.plan.parts import Part, dealt, parse_part
 from ckpttools.plan.plan_file import PlanFile
-from ckpttools.run.entries import index_ranges
+from ckpttools.run.finished_tasks import index_ranges
 from ckpttools.run.parts import finished_tasks
 from ckpttools.stores.location import Location
 from ckpttools.stores.relocation import Roots

@@ -24,9 +24,9 @@ from ckpttools.api.sources import Size, Source, Storing, location_of
 from ckpttools.array.gaps import refuse_incomplete
 from ckpttools.array.tree import Tree
 from ckpttools.core.argument_checks import Named, argument_validator, validate_fields
-from ckpttools.core.budget import DEFAULT_MEMORY, format_size, limit_memory
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, StorageError, UsageError
+from ckpttools.core.memory_limit import DEFAULT_MEMORY, format_size, limit_memory
 from ckpttools.core.message_terms import action, option
 from ckpttools.core.notes import Notes
 from ckpttools.core.options import parse_size_option

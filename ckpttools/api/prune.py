@@ -10,9 +10,9 @@ from ckpttools.api.options.runs import PRUNE
 from ckpttools.api.prepared import WriteRequest, command
 from ckpttools.api.tree_plan import plan_tree
 from ckpttools.array.gaps import refuse_incomplete
-from ckpttools.core.budget import DEFAULT_MEMORY
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, NoSpaceError, StorageError, UsageError
+from ckpttools.core.memory_limit import DEFAULT_MEMORY
 from ckpttools.core.message_terms import action, option
 from ckpttools.core.options import declare
 from ckpttools.formats.orbax.steps import PRUNE_DIRECTORY, OrbaxRun, Step, directories

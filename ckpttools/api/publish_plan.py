@@ -29,8 +29,8 @@ from ckpttools.core.errors import CheckpointError, DestinationExistsError, Usage
 from ckpttools.core.message_terms import action, error_in_plan, option
 from ckpttools.core.options import declare
 from ckpttools.plan.plan_file import PlanFile
-from ckpttools.run.entries import unfinished_error
 from ckpttools.run.events import Observer, Receipt
+from ckpttools.run.finished_tasks import unfinished_error
 from ckpttools.run.parts import finished_tasks
 from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import LockedError

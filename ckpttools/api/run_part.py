@@ -23,7 +23,7 @@ from ckpttools.api.plans import (
 )
 from ckpttools.api.prepared import Prepared
 from ckpttools.core.argument_checks import validate_arguments
-from ckpttools.core.budget import baseline_bytes, memory_error
+from ckpttools.core.memory_limit import baseline_bytes, memory_error
 from ckpttools.core.message_terms import error_in_plan
 from ckpttools.core.options import declare, parse_size_option
 from ckpttools.plan.parts import Part, dealt, detect_part, parse_part

@@ -12,10 +12,10 @@ from ckpttools.array.fingerprint import sources
 from ckpttools.array.tree import Tree
 from ckpttools.codecs.base import Codec
 from ckpttools.core.argument_checks import validate_arguments
-from ckpttools.core.budget import limit_memory
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType, parse_dtype
 from ckpttools.core.errors import UsageError
+from ckpttools.core.memory_limit import limit_memory
 from ckpttools.core.message_terms import option
 from ckpttools.core.options import declare, parse_size_option
 from ckpttools.formats.base import ReadOptions

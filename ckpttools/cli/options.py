@@ -13,8 +13,8 @@ from ckpttools.api.options import DOWNLOAD, LIMITS, MEMORY, WRITING
 from ckpttools.cli.command import PanelOption
 from ckpttools.cli.message_terms import flag
 from ckpttools.cli.output import choose, chosen, print_stderr, with_flags
-from ckpttools.core.budget import format_size, limit_memory, parse_size
 from ckpttools.core.errors import CheckpointError, MemoryBudgetError
+from ckpttools.core.memory_limit import format_size, limit_memory, parse_size
 from ckpttools.core.options import PLACEHOLDER, Option, any_text, shared, switch
 from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import allowing_unprotected

@@ -20,8 +20,8 @@ from ckpttools.core.text import (
     format_memory,
     plural,
 )
-from ckpttools.run.entries import index_ranges
 from ckpttools.run.events import Receipt
+from ckpttools.run.finished_tasks import index_ranges
 from ckpttools.run.parts import PartReceipt
 from ckpttools.stores.publishing import Published
 from ckpttools.stores.registry import parse

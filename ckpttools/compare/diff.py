@@ -16,9 +16,9 @@ from ckpttools.array.scratch import Scratch
 from ckpttools.compare.measure import EXACT, SCRATCH_BYTES, Deviation, Tolerances, block_elements, deviation
 from ckpttools.compare.norms import Distance, Sums, sums
 from ckpttools.compare.verify import have_equal_bits, side_by_side
-from ckpttools.core.budget import estimate_names_bytes
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
+from ckpttools.core.memory_limit import estimate_names_bytes
 from ckpttools.core.region import Region, Shape, split_evenly
 from ckpttools.core.text import sort_naturally
 from ckpttools.digest.pairing import LeafDifference, Pairing

@@ -10,7 +10,7 @@ import numpy as np
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.read_blocks import subview
 from ckpttools.array.scratch import Scratch
-from ckpttools.core.budget import estimate_names_bytes
+from ckpttools.core.memory_limit import estimate_names_bytes
 from ckpttools.core.region import Region, Shape, split_evenly
 from ckpttools.digest.digest import coordinates
 from ckpttools.digest.pairing import Difference, Pairing, have_same_kind, kind_differences, sort_by_name

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from ckpttools.core.budget import baseline_bytes, memory_error
 from ckpttools.core.dataclass import dataclass
+from ckpttools.core.memory_limit import baseline_bytes, memory_error
 from ckpttools.digest.digest import DEFAULT_ALGORITHM, algorithm_named
 from ckpttools.stores.base import Store
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Literal, NoReturn, TypeAlias, TypeVar, get_args
 
-from ckpttools.core.budget import parse_size
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
+from ckpttools.core.memory_limit import parse_size
 from ckpttools.core.message_terms import option as option_text
 from ckpttools.core.message_terms import render
 
@@ -41,7 +41,7 @@ class Option:
         name: Name of the argument.
         type: Bool for a switch, int or float for a number, str for text, a tuple for a choice of texts;
             otherwise a function that converts the given value, text on the command line, or raises
-            UsageError, like `ckpttools.core.budget.parse_size`.
+            UsageError, like `ckpttools.core.memory_limit.parse_size`.
         default: Default value, as the user would write it; None for none.
         help: One or two sentences; `{name}` stands for another option, `{source}` and `{destination}` for the
             locations.
@@ -177,7 +177,7 @@ def refuse(name: str, value: object, expected: str) -> NoReturn:
 
 
 def parse_size_option(name: str, size: int | str) -> int:
-    """Parse the bytes of an option, like `ckpttools.core.budget.parse_size`.
+    """Parse the bytes of an option, like `ckpttools.core.memory_limit.parse_size`.
 
     Raises:
         UsageError: The value is not a size; the message names the option.

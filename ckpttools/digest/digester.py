@@ -11,10 +11,10 @@ import numpy as np
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.scratch import Scratch
 from ckpttools.array.tree import Path, Tree
-from ckpttools.core.budget import estimate_names_bytes, format_size
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import MemoryBudgetError
+from ckpttools.core.memory_limit import estimate_names_bytes, format_size
 from ckpttools.core.region import Region, Shape, ceil_div, contiguous_runs, count_runs, split_evenly
 from ckpttools.digest.digest import BLOCK_BYTES, Digest, algorithm_named, block_count
 from ckpttools.digest.stacks import WholeArray, cheapest_reads, complete_arrays

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 from ckpttools.array.tree import Tree
-from ckpttools.core.budget import memory_error
 from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.memory_limit import memory_error
 from ckpttools.digest.canonical import Selection
 from ckpttools.digest.digest import DEFAULT_ALGORITHM, Digest, block_ends
 from ckpttools.digest.digester import Digester

@@ -18,7 +18,7 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.scratch import ALIGNMENT, Scratch
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
-from ckpttools.inspection.moments import Moments, iter_blocks
+from ckpttools.inspection.moment_statistics import Moments, iter_blocks
 
 QUANTILES = (0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999)
 _PATTERNS = 1 << 16

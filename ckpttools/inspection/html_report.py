@@ -21,7 +21,7 @@ from ckpttools.core.message_terms import render
 from ckpttools.core.text import printable
 from ckpttools.inspection.distribution import Distribution
 from ckpttools.inspection.layer_rows import LayerRow
-from ckpttools.inspection.moments import Spread, combine_spreads
+from ckpttools.inspection.moment_statistics import Spread, combine_spreads
 from ckpttools.inspection.stats import ArrayStats, Statistics, StatsReport
 from ckpttools.inspection.tree import ArrayReport, TreeReport
 

@@ -12,16 +12,16 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.patterns import filter_items
 from ckpttools.array.scratch import Scratch
 from ckpttools.array.tree import Path, Tree, keystr
-from ckpttools.core.budget import estimate_names_bytes
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import listing
+from ckpttools.core.memory_limit import estimate_names_bytes
 from ckpttools.core.region import Region, Shape
 from ckpttools.core.tabular import Tabular
 from ckpttools.inspection import distribution as distributions
-from ckpttools.inspection import moments
+from ckpttools.inspection import moment_statistics
 from ckpttools.inspection.distribution import Counts, Distribution, count_patterns, sum_counts
 from ckpttools.inspection.layer_rows import LayerRow, layer_rows
-from ckpttools.inspection.moments import Moments
+from ckpttools.inspection.moment_statistics import Moments
 from ckpttools.plan.pieces import Tiles
 from ckpttools.roles.of_tree import Role, roles
 from ckpttools.run.scanning import scan
@@ -212,7 +212,7 @@ class _ArraySummary:
 _PIECE_BYTES = 4 << 20
 # Memory for the text about an array: 100,000 small ones took 2.0 KiB each in total.
 _BYTES_PER_ARRAY = 768
-_SCRATCH_BYTES = max(moments.SCRATCH_BYTES, distributions.SCRATCH_BYTES)
+_SCRATCH_BYTES = max(moment_statistics.SCRATCH_BYTES, distributions.SCRATCH_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,9 +237,12 @@ class _Examination:
         parts: Iterable[tuple[int | None, Region]] = [(None, region)]
         if row is not None:
             parts = row.parts(region, array.shape).items()
-        # Count first, because `moments` overwrites the elements.
+        # Count first, because `moment_statistics.moments` overwrites the elements.
         counts = count_patterns(data, array.dtype, scratch) if index in self.counted else None
-        layers = {layer: moments.moments(data, region, part, array.dtype, scratch) for layer, part in parts}
+        layers = {
+            layer: moment_statistics.moments(data, region, part, array.dtype, scratch)
+            for layer, part in parts
+        }
         return _PieceSummary(layers, counts)
 
     def joined(self, index: int, pieces: Iterable[_PieceSummary]) -> _ArraySummary:

@@ -127,6 +127,7 @@ class RowConversion:
 
     @cached_property
     def _moves(self) -> _Rearrangement:
+        """How axes are taken, split, transposed and merged, from the source's to the target's."""
         taken = tuple(axis for axis in self.source.array_axes if axis in self.target.key.axes)
         unmoved = tuple(g for g in self._groups if not set(g) & set(self._stacked_axes))
         numbers = self.source.array_axes

@@ -17,9 +17,9 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.mean import Mean
 from ckpttools.array.nodes import Chunked, Dequantized, Elementwise, Stack, Take
 from ckpttools.array.scratch import round_up_to_page
-from ckpttools.core.budget import baseline_bytes, memory_error
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ShapeError
+from ckpttools.core.memory_limit import baseline_bytes, memory_error
 from ckpttools.core.region import Region, Shape, grid_cells, split_evenly
 from ckpttools.plan.plan import BYTES_PER_NODE
 from ckpttools.plan.task import LARGEST_TASK, Prices, prices, readers, reading_costs, tile_shape

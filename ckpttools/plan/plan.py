@@ -15,9 +15,9 @@ from ckpttools.array.fingerprint import Describer, Identify, fingerprint_once, i
 from ckpttools.array.gaps import refuse_incomplete
 from ckpttools.array.lazy import ByteSource, LazyArray
 from ckpttools.array.tree import Path, Tree, keystr
-from ckpttools.core.budget import baseline_bytes, estimate_names_bytes, format_size, memory_error
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.details import log_detail
+from ckpttools.core.memory_limit import baseline_bytes, estimate_names_bytes, format_size, memory_error
 from ckpttools.core.message_terms import location, option, render
 from ckpttools.core.notes import Notes
 from ckpttools.core.region import ceil_div

@@ -23,7 +23,7 @@ _TILE_ELEMENTS = 1 << 15
 
 
 @dataclass(frozen=True, slots=True)
-class Fp8Blocks:
+class Fp8BlockEncoder:
     """Encodes FP8 like DeepSeek V3: E4M3 codes with a float32 scale for each block.
 
     A scale is the largest magnitude of its block divided by 448, the largest E4M3 number. Codes are values

@@ -18,8 +18,8 @@ from ckpttools.formats.placement import ChunkFiles, Range
 from ckpttools.plan.plan import Plan
 from ckpttools.plan.task import Task
 from ckpttools.run.bindings import new_run_id
-from ckpttools.run.entries import FinishedTask
 from ckpttools.run.events import Observer, TaskDone, Watch
+from ckpttools.run.finished_tasks import FinishedTask
 from ckpttools.run.source_copies import NO_SOURCE_COPY, SourceCopy
 from ckpttools.run.task_runner import TaskRunner, ThreadRunner, ignore_output
 from ckpttools.run.threads import JournaledThreads, RecordsTasks, WorkerThread, is_ending, start_threads

@@ -19,9 +19,9 @@ from ckpttools.formats.base import Extents, Layout, Writer
 from ckpttools.formats.placement import Appended
 from ckpttools.plan.plan import Plan
 from ckpttools.run.bindings import select_sound_records
-from ckpttools.run.entries import FinishedTask, select_kept_tasks, unfinished_error, unfinished_tasks
 from ckpttools.run.events import Comparing, Observer, Publishing, Receipt, Started, Watch
 from ckpttools.run.execution import Execution, WorkerPool, worker_processes
+from ckpttools.run.finished_tasks import FinishedTask, select_kept_tasks, unfinished_error, unfinished_tasks
 from ckpttools.run.overlap_check import check_no_overlap, check_unread
 from ckpttools.run.source_copies import (
     SourceCopy,

@@ -13,9 +13,9 @@ from ckpttools.core.process_memory import peak_bytes
 from ckpttools.core.text import plural
 from ckpttools.plan.plan import Plan
 from ckpttools.run.bindings import drop_voided_records, new_run_id, select_sound_records, void_run
-from ckpttools.run.entries import FinishedTask, select_kept_tasks, unfinished_tasks
 from ckpttools.run.events import Observer, Started
 from ckpttools.run.execution import Execution, worker_processes
+from ckpttools.run.finished_tasks import FinishedTask, select_kept_tasks, unfinished_tasks
 from ckpttools.run.source_copies import (
     NO_SOURCE_COPY,
     SourceCopy,

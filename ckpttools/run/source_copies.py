@@ -25,7 +25,7 @@ from ckpttools.core.message_terms import action, retry_term
 from ckpttools.core.text import plural
 from ckpttools.formats.base import Writer
 from ckpttools.plan.plan import Plan
-from ckpttools.run.entries import FinishedTask
+from ckpttools.run.finished_tasks import FinishedTask
 from ckpttools.run.task_runner import hash_memory, open_task_values
 from ckpttools.stores.abilities import CopyIdentity, SupportsCopyIdentity
 from ckpttools.stores.base import File

@@ -16,8 +16,8 @@ from ckpttools.formats.placement import Appended, ChunkFiles, Placement, Range
 from ckpttools.plan.plan import Plan
 from ckpttools.plan.task import Task
 from ckpttools.run.bindings import BindingSink
-from ckpttools.run.entries import FinishedTask
 from ckpttools.run.events import Watch
+from ckpttools.run.finished_tasks import FinishedTask
 from ckpttools.stores.publishing import Sink
 
 

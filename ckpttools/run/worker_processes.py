@@ -24,8 +24,8 @@ from ckpttools.core.message_terms import retry_term
 from ckpttools.core.process_exit import end_process
 from ckpttools.core.process_memory import private_bytes
 from ckpttools.plan.plan import Plan
-from ckpttools.run.entries import FinishedTask
 from ckpttools.run.execution import WorkerPool
+from ckpttools.run.finished_tasks import FinishedTask
 from ckpttools.run.task_runner import ThreadRunner
 from ckpttools.stores.publishing import Sink
 

@@ -24,8 +24,8 @@ from ckpttools.formats.base import Writer
 from ckpttools.formats.placement import Placement
 from ckpttools.plan.plan import Plan
 from ckpttools.plan.task import Task, sort_by_output
-from ckpttools.run.entries import UnfinishedError
 from ckpttools.run.events import Observer, Receipt
+from ckpttools.run.finished_tasks import UnfinishedError
 from ckpttools.run.parts import PartReceipt, execute_part
 from ckpttools.run.source_copies import fingerprint
 from ckpttools.sharding.processes import Processes

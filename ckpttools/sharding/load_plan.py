@@ -9,8 +9,8 @@ import jax
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import INNER, Stack, Take, source_arrays, stack
-from ckpttools.core.budget import baseline_bytes, memory_error
 from ckpttools.core.dataclass import dataclass
+from ckpttools.core.memory_limit import baseline_bytes, memory_error
 from ckpttools.core.notes import Notes
 from ckpttools.core.region import Region, Shape
 from ckpttools.core.text import array_count

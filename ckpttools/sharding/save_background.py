@@ -9,9 +9,9 @@ import traceback
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import field
 
-from ckpttools.core.budget import format_size
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, MemoryBudgetError
+from ckpttools.core.memory_limit import format_size
 from ckpttools.core.message_terms import option
 from ckpttools.core.process_memory import available_bytes
 from ckpttools.core.text import printable_text

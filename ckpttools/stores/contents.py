@@ -11,9 +11,9 @@ from dataclasses import field
 from threading import Event, Lock
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
-from ckpttools.core.budget import baseline_bytes, memory_error
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, StorageError
+from ckpttools.core.memory_limit import baseline_bytes, memory_error
 from ckpttools.stores.base import File
 from ckpttools.stores.location import Location
 

@@ -29,7 +29,7 @@ from ckpttools.quantized.config import (
     unquantized_modules,
 )
 from ckpttools.quantized.dequantized_tree import unreadable_error
-from ckpttools.quantized.encoders import GROUP, Fp8Blocks, Mxfp4Encoder
+from ckpttools.quantized.encoders import GROUP, Fp8BlockEncoder, Mxfp4Encoder
 from ckpttools.quantized.scales import BLOCK_SCALE, is_plain
 from ckpttools.quantized.unsupported_errors import remedy
 from ckpttools.quantized.view import quantized_view
@@ -91,7 +91,7 @@ def _fp8(name: str, array: LazyArray) -> dict[str, LazyArray]:
     """Quantize to values and scales; fused experts are split into matrices, as in published models."""
     arrays: dict[str, LazyArray] = {}
     for item, matrix in single_matrices(name, array):
-        arrays[item], arrays[item + BLOCK_SCALE] = block_codes(matrix, Fp8Blocks(_BLOCK, _BLOCK), item)
+        arrays[item], arrays[item + BLOCK_SCALE] = block_codes(matrix, Fp8BlockEncoder(_BLOCK, _BLOCK), item)
     return arrays
 
 

@@ -18,7 +18,7 @@ import ckpttools
 from ckpttools import CheckpointError, FormatError, SourceChangedError, UsageError
 from ckpttools.api import publish_plan as publishing
 from ckpttools.plan.plan_file import read_plan
-from ckpttools.run.entries import UnfinishedError
+from ckpttools.run.finished_tasks import UnfinishedError
 
 SHARDED = GOLDEN / "llama3.1" / "hf_sharded"
 

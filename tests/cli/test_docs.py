@@ -540,6 +540,18 @@ def test_every_command_has_an_example():
         assert "Examples:" in section, section.splitlines()[0]
 
 
+def test_architecture_map_names_definitions_in_the_given_files():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    rows = re.findall(r"^\| [^|]+\? \| ([^|]+) \| ([^|]+) \|$", page, re.MULTILINE)
+    assert len(rows) >= 10
+    for files, names in rows:
+        paths = [ROOT / "ckpttools" / path for path in re.findall(r"`([\w/]+(?:\.py|/))`", files)]
+        sources = [file for path in paths for file in (path.rglob("*.py") if path.is_dir() else [path])]
+        text = "\n".join(file.read_text() for file in sources)
+        for name in re.findall(r"`(?:\w+\.)?(\w+)`", names):
+            assert re.search(rf"^\s*(?:def|class) {name}\b|^{name}\b.* = ", text, re.MULTILINE), name
+
+
 def test_architecture_map_names_existing_modules():
     page = (ROOT / "docs" / "architecture.md").read_text()
     named = re.findall(r"`(\w+(?:/\w+)*\.py)`", page)

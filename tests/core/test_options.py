@@ -258,7 +258,9 @@ def test_no_entry_points_are_found_without_plugins(tmp_path, monkeypatch):
     info = tmp_path / "mine-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[ckpttools.nothing]\nparser = ckpttools.core.budget:parse_size\n")
+    (info / "entry_points.txt").write_text(
+        "[ckpttools.nothing]\nparser = ckpttools.core.memory_limit:parse_size\n"
+    )
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     assert load_group("ckpttools.nothing") == {"parser": parse_size}
     monkeypatch.setattr(sys, "path", [str(tmp_path / "nowhere")])

@@ -23,10 +23,10 @@ import ckpttools
 from ckpttools import DTYPES, DType, LazyArray, MemoryBudgetError, Region, Tree
 from ckpttools.array.elements import table, widen
 from ckpttools.array.scratch import ALIGNMENT
-from ckpttools.inspection import moments as moments_module
+from ckpttools.inspection import moment_statistics
 from ckpttools.inspection.distribution import QUANTILES, max_bins
 from ckpttools.inspection.layer_rows import layer_rows
-from ckpttools.inspection.moments import Extremes, Moments, extremes, near_zero
+from ckpttools.inspection.moment_statistics import Extremes, Moments, extremes, near_zero
 from ckpttools.inspection.stats import ArrayStats, Statistics, inspect_stats, statistics_of
 from ckpttools.testing.strategies import UnreadableFile, lazy_arrays, noise, shapes, stored
 
@@ -230,7 +230,7 @@ def test_complex_magnitude_overflow_is_not_reported_as_inf(values: list[float], 
     dtype = DTYPES["complex128"]
     truth = np.array(values[: len(values) // 2 * 2]).view(dtype.carrier)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ckpttools.inspection.moments._ROOM", 24 if apart else 1 << 22)
+        patch.setattr("ckpttools.inspection.moment_statistics._ROOM", 24 if apart else 1 << 22)
         result = one(stored(truth, dtype), histograms=True)
     magnitudes, bad = numbers(truth, dtype), ~np.isfinite(truth)
     large, held = np.isinf(magnitudes) & ~bad, magnitudes[np.isfinite(magnitudes)]
@@ -276,7 +276,7 @@ def found_in(values: np.ndarray) -> Moments:
         return Moments()
     whole = Region.whole(values.shape)
     carriers = values.astype(np.float64).view(F64.carrier)
-    return moments_module.moments(carriers, whole, whole, F64, Scratch(moments_module.SCRATCH_BYTES))
+    return moment_statistics.moments(carriers, whole, whole, F64, Scratch(moment_statistics.SCRATCH_BYTES))
 
 
 @pytest.mark.parametrize("dtype", [BF16, F16, F32], ids=str)
@@ -291,10 +291,10 @@ def test_blocks_with_non_finite_values_are_handled(dtype: DType, shape, planted:
     truth.reshape(-1)[: len(planted)] = list(planted)[: truth.size]
     carriers, region = truth.view(dtype.carrier), Region.whole(shape)
     parts = list(region.pieces(1, 1)) if apart else [region]
-    scratch = Scratch(moments_module.SCRATCH_BYTES)
+    scratch = Scratch(moment_statistics.SCRATCH_BYTES)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ckpttools.inspection.moments._ROOM", 1 << 12)
-        result = [moments_module.moments(carriers.copy(), region, part, dtype, scratch) for part in parts]
+        patch.setattr("ckpttools.inspection.moment_statistics._ROOM", 1 << 12)
+        result = [moment_statistics.moments(carriers.copy(), region, part, dtype, scratch) for part in parts]
     check(statistics_of(sum(result, Moments())), carriers, dtype)
     bad = np.argwhere(~np.isfinite(truth.astype(np.float64)))
     assert sum(result, Moments()).first == (tuple(bad[0]) if len(bad) else None)
@@ -332,7 +332,7 @@ class TestPieces:
 
     def test_block_size_does_not_change_statistics(self, large: Stored, monkeypatch: pytest.MonkeyPatch):
         whole = one(large)
-        monkeypatch.setattr("ckpttools.inspection.moments._ROOM", 1 << 14)
+        monkeypatch.setattr("ckpttools.inspection.moment_statistics._ROOM", 1 << 14)
         cut = one(large)
         assert whole.first_bad == cut.first_bad == (1_234_567,)
         for name in ("elements", "min", "max", "zeros", "nan", "inf"):

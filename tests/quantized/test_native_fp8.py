@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 from support.command_line import run, succeed
 from support.hf_models import write_llama
-from support.internals import Fp8Blocks, Size, Table, by_name, dotted, parse, quantized_view, row
+from support.internals import Fp8BlockEncoder, Size, Table, by_name, dotted, parse, quantized_view, row
 from support.locations import GOLDEN, GOLDEN_0_2_5
 
 import ckpttools
@@ -110,7 +110,7 @@ def quantized(
     leaves = {}
     for name, tensor in tensors.items():
         if "_proj." in name and skipped not in name:
-            encoder = Fp8Blocks(block, block) if block else Fp8Blocks(1 << 20, 1 << 20)
+            encoder = Fp8BlockEncoder(block, block) if block else Fp8BlockEncoder(1 << 20, 1 << 20)
             scales = encoder.scales(tensor)
             leaves[name] = encoder.codes(tensor, scales), "float8_e4m3fn"
             leaves[f"{name}_scale_inv"] = scales.view("<f4").reshape(scales.shape if block else ()), "float32"

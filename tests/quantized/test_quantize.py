@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 from support.command_line import ended, run, succeed
 from support.golden_data import GOLDEN
 from support.hf_models import write_llama
-from support.internals import Constant, Dequantize, Fp8Blocks, dotted, next_steps
+from support.internals import Constant, Dequantize, Fp8BlockEncoder, dotted, next_steps
 from support.locations import FIXTURES
 
 import ckpttools
@@ -45,7 +45,7 @@ def test_only_matrices_are_quantized(tmp_path):
     built = load_file(tmp_path / "fp8" / "model.safetensors")
     scales = {name.removesuffix(INVERSE) for name in built if name.endswith(INVERSE)}
     assert scales == {name for name in tensors if "_proj." in name} == set(receipt.errors)
-    encoder = Fp8Blocks()
+    encoder = Fp8BlockEncoder()
     for name, tensor in tensors.items():
         if name not in scales:
             assert built[name].tobytes() == tensor.tobytes()
@@ -328,7 +328,7 @@ def test_fused_experts_are_split_for_their_loaders(tmp_path):
         expected = {"gate_proj": gate_up[:128], "up_proj": gate_up[128:], "down_proj": down}
         for key, matrix in expected.items():
             built = plain[f"model.layers.0.mlp.experts.{expert}.{key}.weight"]
-            encoder = Fp8Blocks()
+            encoder = Fp8BlockEncoder()
             scales = encoder.scales(matrix)
             assert (built == encoder.decoded(encoder.codes(matrix, scales), scales)).all()
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support.internals import Describer, Fp8Blocks, NodeLines, Nodes, Scratch, relayout
+from support.internals import Describer, Fp8BlockEncoder, NodeLines, Nodes, Scratch, relayout
 
 from ckpttools import DTYPES, FormatError, ShapeError
 from ckpttools.array import read_blocks
@@ -60,7 +60,7 @@ def matrices(draw):
 @given(truth=matrices(), rows=st.integers(1, 9), columns=st.integers(1, 9), data=st.data())
 def test_fp8_blocks_match_the_formula_in_any_region(truth, rows, columns, data):
     array = stored(truth, DTYPES[str(truth.dtype)])
-    codes, scales = block_codes(array, Fp8Blocks(rows, columns))
+    codes, scales = block_codes(array, Fp8BlockEncoder(rows, columns))
     expected = [by_formula(item, rows, columns) for item in truth.reshape(-1, *truth.shape[-2:])]
     for built, stacked in zip((codes, scales), zip(*expected, strict=True), strict=True):
         whole = np.reshape(stacked, built.shape)
@@ -111,7 +111,7 @@ def test_overflow_is_rounded_to_largest():
 @settings(max_examples=40)
 @given(truth=matrices(), data=st.data())
 def test_quantization_loss_is_counted_once(truth, data):
-    encoder = Fp8Blocks(4, 8)
+    encoder = Fp8BlockEncoder(4, 8)
     codes, scales = block_codes(stored(truth, DTYPES[str(truth.dtype)]), encoder, "w")
     counts: dict[str, float] = {}
     for region in data.draw(tilings(codes.shape)):
@@ -142,7 +142,7 @@ def test_lossless_arrays_count_in_the_total_error():
 @given(seed=st.integers(0, 999), dtype=st.sampled_from(("bfloat16", "float32")))
 @example(seed=0, dtype="bfloat16")
 def test_requantizing_dequantized_values_is_stable(seed, dtype):
-    encoder = Fp8Blocks(4, 8)
+    encoder = Fp8BlockEncoder(4, 8)
 
     def round_trip(array):
         codes, scales = (code.read() for code in block_codes(stored(array, DTYPES[dtype]), encoder))
@@ -169,7 +169,7 @@ def test_mxfp4_values_survive_requantization(seed):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
-@pytest.mark.parametrize("encoder", [Fp8Blocks(2, 2), Mxfp4Encoder()])
+@pytest.mark.parametrize("encoder", [Fp8BlockEncoder(2, 2), Mxfp4Encoder()])
 def test_non_finite_values_are_refused_with_their_array(bad, dtype, encoder):
     truth = np.ones((5, 32), DTYPES[dtype].numpy)
     truth[4, 31] = bad
@@ -181,13 +181,13 @@ def test_non_finite_values_are_refused_with_their_array(bad, dtype, encoder):
 
 def test_float64_beyond_float32_is_refused():
     with pytest.raises(FormatError, match="cannot be quantized"):
-        block_codes(stored(np.full((2, 2), 1e300), DTYPES["float64"]), Fp8Blocks())[1].read()
+        block_codes(stored(np.full((2, 2), 1e300), DTYPES["float64"]), Fp8BlockEncoder())[1].read()
 
 
 def test_arrays_without_blocks_are_refused():
     for shape, dtype, encoder in (
-        ((4,), "float32", Fp8Blocks()),
-        ((4, 4), "int8", Fp8Blocks()),
+        ((4,), "float32", Fp8BlockEncoder()),
+        ((4, 4), "int8", Fp8BlockEncoder()),
         ((4, 5), "float32", Mxfp4Encoder()),
     ):
         with pytest.raises(ShapeError, match="in blocks"):
@@ -197,7 +197,7 @@ def test_arrays_without_blocks_are_refused():
 def test_large_arrays_are_read_in_long_pieces_within_scratch(monkeypatch):
     monkeypatch.setattr(read_blocks, "READ_BLOCK_BYTES", 4096)
     truth = values((70, 300), "bfloat16", 1)
-    codes, scales = block_codes(stored(truth, DTYPES["bfloat16"]), Fp8Blocks(16, 16))
+    codes, scales = block_codes(stored(truth, DTYPES["bfloat16"]), Fp8BlockEncoder(16, 16))
     assert codes.scratch_bytes < truth.nbytes
     expected = by_formula(truth, 16, 16)
     assert (
@@ -208,7 +208,10 @@ def test_large_arrays_are_read_in_long_pieces_within_scratch(monkeypatch):
 def test_quantized_nodes_round_trip_through_plan_lines():
     array = stored(values((6, 64), "float32", 3), DTYPES["float32"])
     swapped = relayout(array, ((6,), (64,)), (0, 1), (1, 1))
-    for built in (*block_codes(swapped, Fp8Blocks(4, 4), "w"), *block_codes(swapped, Mxfp4Encoder(), "w")):
+    for built in (
+        *block_codes(swapped, Fp8BlockEncoder(4, 4), "w"),
+        *block_codes(swapped, Mxfp4Encoder(), "w"),
+    ):
         lines = NodeLines(lambda source: 0)
         number = lines.number(built)
         again = Nodes([line.encode() for line in lines.lines], lambda number: array.source).array(number)

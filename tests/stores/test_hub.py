@@ -110,7 +110,7 @@ class TestVerify:
 
     def test_invalid_hub_options_are_refused(self, server, tmp_path):
         done = ended("verify", HUB, "--cast", "--per-layer", code=2)
-        assert "--cast does not apply where files" in done.output and "--against" in done.output
+        assert "--cast does not apply when files" in done.output and "--against" in done.output
         with pytest.raises(UsageError, match="does not list digests of its files"):
             ckpttools.verify_files(tmp_path)
         with pytest.raises(UsageError) as caught:

@@ -34,7 +34,7 @@ from ckpttools import (
     UsageError,
     plan_to_maxtext,
 )
-from ckpttools.run.entries import FinishedTask, entries
+from ckpttools.run.finished_tasks import FinishedTask, entries
 from ckpttools.stores.local import directory, staging
 from ckpttools.stores.local.files import exchange, remove_tree
 from ckpttools.stores.local.journal import Journal

@@ -27,7 +27,7 @@ from ckpttools.codecs.zstd import Zstd as Zstd
 from ckpttools.compare.align import align as align
 from ckpttools.compare.diff import diff as diff
 from ckpttools.compare.measure import Tolerances as Tolerances
-from ckpttools.core.budget import parse_size as parse_size
+from ckpttools.core.memory_limit import parse_size as parse_size
 from ckpttools.core.message_terms import render as render
 from ckpttools.core.region import count_runs as count_runs
 from ckpttools.core.region import grid_cell as grid_cell
@@ -79,7 +79,7 @@ from ckpttools.model_families.toml_write import family_to_toml as family_to_toml
 from ckpttools.plan.array_lines import NodeLines as NodeLines
 from ckpttools.plan.array_lines import Nodes as Nodes
 from ckpttools.plan.plan import build as build
-from ckpttools.quantized.encoders import Fp8Blocks as Fp8Blocks
+from ckpttools.quantized.encoders import Fp8BlockEncoder as Fp8BlockEncoder
 from ckpttools.quantized.view import quantized_view as quantized_view
 from ckpttools.roles.of_tree import roles as roles
 from ckpttools.run.events import Publishing as Publishing

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ckpttools.core.budget import parse_size
 from ckpttools.core.dtypes import DTYPES, parse_dtype
+from ckpttools.core.memory_limit import parse_size
 from ckpttools.core.message_terms import action
 from ckpttools.core.options import Option, any_text, shared, switch, variant
 from ckpttools.maxtext.versions import NEWEST, VERSIONS

@@ -22,8 +22,8 @@ from ckpttools.api.options import (
     with_help,
 )
 from ckpttools.api.options.edit import DTYPE_MAP, FORCE, MAP, SCAN_AXIS, SELECT, STRICT
-from ckpttools.core.budget import parse_size
 from ckpttools.core.errors import UsageError
+from ckpttools.core.memory_limit import parse_size
 from ckpttools.core.message_terms import action
 from ckpttools.core.options import Option, any_text, shared, switch, variant
 from ckpttools.formats.orbax.options import OPTIONS, STORAGE

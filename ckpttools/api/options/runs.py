@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ckpttools.api.options import MAXTEXT, MEMORY, REPOSITORY, REQUESTS, STEP, count, with_help
-from ckpttools.core.budget import parse_size
+from ckpttools.core.memory_limit import parse_size
 from ckpttools.core.options import Option, any_text, switch, variant
 from ckpttools.maxtext.training_plan import MODES
 from ckpttools.stores.registry import parse

@@ -9,7 +9,7 @@ from ckpttools.diagnosis.base import INFO, WARNING, Check, Finding, Fix, fix_com
 from ckpttools.diagnosis.inventory import Directory, Inventory
 from ckpttools.diagnosis.safe_files import write_new
 from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, COMMIT_FILE, V1_FILE
+from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, COMMIT_FILE, COMMIT_TEXT, V1_FILE
 from ckpttools.formats.orbax.steps import (
     IN_PROGRESS,
     OrbaxRun,
@@ -72,7 +72,7 @@ def _is_v1(step: Directory, metadata: StepMetadata) -> bool:
 
 def _mark(location: Location, read: ReadOptions) -> str:
     path = location / COMMIT_FILE
-    write_new(path, b"Checkpoint commit was successful")
+    write_new(path, COMMIT_TEXT)
     return f"{path} was written"
 
 

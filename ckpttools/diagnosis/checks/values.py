@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ckpttools.core.budget import limit_memory
 from ckpttools.core.errors import CheckpointError, MemoryBudgetError
+from ckpttools.core.memory_limit import limit_memory
 from ckpttools.diagnosis.base import Check, Finding, finding_of
 from ckpttools.diagnosis.inventory import Inventory
 from ckpttools.formats.registry import open_tree

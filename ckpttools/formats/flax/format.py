@@ -11,9 +11,9 @@ from shlex import quote
 
 from ckpttools.array.tree import Leaf, Metadata, Tree, keystr
 from ckpttools.array.tree import Path as TreePath
-from ckpttools.core.budget import check_memory
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, UsageError, listing
+from ckpttools.core.memory_limit import check_memory
 from ckpttools.core.text import first_and_last
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.flax.msgpack import DamagedError, Reader

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from ckpttools.array.storage import Sharding, Storage
 from ckpttools.array.tree import Empty, Leaf, Metadata, Path, Text, Tree, dotted, keystr
-from ckpttools.core.budget import check_memory
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, UnlistedStepWarning, UsageError, warn_step
+from ckpttools.core.memory_limit import check_memory
 from ckpttools.core.message_terms import option
 from ckpttools.core.options import Option
 from ckpttools.formats.base import SIDECARS, OtherSteps, ReadOptions, Target, Writer

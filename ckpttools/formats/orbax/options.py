@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ckpttools.codecs.registry import COMPRESSION
-from ckpttools.core.budget import parse_size
+from ckpttools.core.memory_limit import parse_size
 from ckpttools.core.options import Option, shared
 from ckpttools.formats.zarr.chunking import CHUNKS
 

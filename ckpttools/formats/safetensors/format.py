@@ -11,9 +11,9 @@ from itertools import chain
 from ckpttools.array.nodes import Stored
 from ckpttools.array.tree import Leaf, Metadata, Tree
 from ckpttools.array.tree import Path as TreePath
-from ckpttools.core.budget import check_memory, parse_size
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError
+from ckpttools.core.memory_limit import check_memory, parse_size
 from ckpttools.core.notes import Notes
 from ckpttools.core.options import Option, shared
 from ckpttools.core.text import first_names

@@ -15,9 +15,9 @@ from itertools import pairwise
 from typing import Any
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.core.budget import check_memory
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError
+from ckpttools.core.memory_limit import check_memory
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.torch.pickled import Record, is_of_training
 from ckpttools.formats.torch.tensors import StorageRange, lazy_tensor

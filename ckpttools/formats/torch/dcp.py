@@ -21,10 +21,10 @@ from ckpttools.array.lazy import ByteSource, LazyArray
 from ckpttools.array.nodes import Decoded, Stored, relayout
 from ckpttools.array.tree import Leaf, Metadata, Tree
 from ckpttools.array.tree import Path as TreePath
-from ckpttools.core.budget import check_memory
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, listing
+from ckpttools.core.memory_limit import check_memory
 from ckpttools.core.region import Region, Shape
 from ckpttools.formats.base import NOT_A_DIRECTORY, ReadOptions
 from ckpttools.formats.json_file import DEEPEST

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-from ckpttools.core.budget import check_resident
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, listing
+from ckpttools.core.memory_limit import check_resident
 from ckpttools.formats.torch.pickled import DamagedPickleError, Global, NamelessCallError, Persistent, Record
 
 _STOP = 0x2E

@@ -9,9 +9,9 @@ from typing import Any
 from ckpttools.array.storage import Storage
 from ckpttools.array.tree import Leaf, Metadata, Path, Tree
 from ckpttools.codecs.registry import COMPRESSION
-from ckpttools.core.budget import check_memory
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError
+from ckpttools.core.memory_limit import check_memory
 from ckpttools.core.options import Option
 from ckpttools.formats import flat
 from ckpttools.formats.base import NOT_A_DIRECTORY, ReadOptions, Target, Writer

@@ -17,9 +17,9 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Chunked
 from ckpttools.array.storage import Storage
 from ckpttools.array.tree import Leaf, Metadata, Path, Tree
-from ckpttools.core.budget import check_memory
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError, list_with_count
+from ckpttools.core.memory_limit import check_memory
 from ckpttools.core.notes import Notes
 from ckpttools.formats.base import NOT_A_DIRECTORY, ReadOptions
 from ckpttools.formats.flax.format import has_state_header, open_state

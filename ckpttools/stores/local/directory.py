@@ -20,9 +20,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from ckpttools.core.budget import DEFAULT_MEMORY, format_size, parse_size
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import DestinationExistsError, UsageError
+from ckpttools.core.memory_limit import DEFAULT_MEMORY, format_size, parse_size
 from ckpttools.core.message_terms import option, retry_term
 from ckpttools.stores.local.file import iso_time, storage_error
 from ckpttools.stores.local.files import check_no_mount, exchange, remove_tree, sync_directory

@@ -181,7 +181,7 @@ class Bucket:
         pages = _Pages(key)
 
         def list_objects(client: Any) -> list[Object] | None:
-            start = pages.resume()
+            start = pages.next_start()
             try:
                 listing = obstore.list(client, key or None, offset=start, chunk_size=_NAMES_PER_PAGE)
                 for number, page in enumerate(listing):
@@ -448,7 +448,7 @@ class _Pages:
         self._key, self._last, self._is_sorted = key, "", True
         self.result: list[Object] = []
 
-    def resume(self) -> str | None:
+    def next_start(self) -> str | None:
         """Return the path to continue after; None if the listing must restart, discarding its objects."""
         if not self._is_sorted:
             self.result, self._last, self._is_sorted = [], "", True

@@ -10,8 +10,8 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING, Protocol
 
-from ckpttools.core.budget import format_size
 from ckpttools.core.errors import CheckpointError, SourceChangedError, StorageError, UsageError
+from ckpttools.core.memory_limit import format_size
 from ckpttools.core.message_terms import retry_term
 from ckpttools.stores.web.client import FAILURES, attempts_suffix, describe_failure
 from ckpttools.stores.web.hub_repository import SAMPLE_BYTES, Blob, BusyError, Repository
