@@ -177,7 +177,7 @@ class ModelCheck:
         summary: One-line description of the reported defect.
         run: Yields the findings. It reads headers and small files. Only a check that conversions do not run
             may read arrays, piece by piece.
-        consumer: Software that rejects or misreads a model with the defect, for docs/reliability.md.
+        consumer: Software that rejects or misreads a model with the defect, for docs/tested-guarantees.md.
     """
 
     name: str

@@ -123,35 +123,75 @@ class _Script(NamedTuple):
         command: Words of our command.
         source, destination: Settings that name the input and the output.
         missing: Placeholder for an input that no setting names.
+        options: Options that the script always implies.
     """
 
     command: str
     source: str
-    destination: str
+    destination: str = "base_output_directory"
     missing: str = "HF_DIR"
+    options: tuple[str, ...] = ()
 
 
-_TO_MAXTEXT = _Script("convert hf-to-maxtext", "hf_model_path", "base_output_directory")
-_TO_HUGGING_FACE = _Script("convert maxtext-to-hf", "load_parameters_path", "base_output_directory", "SRC")
+_TO_MAXTEXT = _Script("convert hf-to-maxtext", "hf_model_path")
+_TO_HUGGING_FACE = _Script("convert maxtext-to-hf", "load_parameters_path", missing="SRC")
+_FROM_HUB = _Script("convert hf-to-maxtext", "base_model_path", "maxtext_model_path")
+_UNSCANNED = _FROM_HUB._replace(options=("--no-scan",))
 _MAXTEXT_SCRIPTS: Mapping[str, _Script] = {
     "to_maxtext": _TO_MAXTEXT,
     "to_huggingface": _TO_HUGGING_FACE,
-    "llama_or_mistral_ckpt": _Script("convert hf-to-maxtext", "base_model_path", "maxtext_model_path"),
+    **dict.fromkeys(
+        (
+            "llama_or_mistral_ckpt",
+            "convert_deepseek_family_ckpt",
+            "convert_gpt_oss_ckpt",
+            "convert_qwen3_moe",
+            "convert_qwen3_next_scanned",
+        ),
+        _FROM_HUB,
+    ),
+    **dict.fromkeys(
+        (
+            "convert_deepseek_family_unscanned_ckpt",
+            "convert_gpt_oss_unscanned_ckpt",
+            "convert_qwen3_next_unscanned",
+            "llama4_ckpt_unscanned",
+        ),
+        _UNSCANNED,
+    ),
     "llama_mistral_mixtral_orbax_to_hf": _Script(
         "convert maxtext-to-hf", "load_parameters_path", "hf_model_path", "SRC"
     ),
     "generate_param_only_checkpoint": _Script(
-        "strip-optimizer", "load_full_state_path", "base_output_directory", "RUN/STEP"
+        "strip-optimizer", "load_full_state_path", missing="RUN/STEP", options=("--flavor", "linen")
     ),
+    **dict.fromkeys(
+        ("deepseek_dequantize", "dequantize_mxfp4"), _Script("cast", "input_path", "output_path")
+    ),
+    "reshard_checkpoint": _Script("reshard", "load_parameters_path", missing="SRC"),
+    "inspect_checkpoint": _Script("inspect tree", "path", "", "PATH"),
+    "compare_hf_ckpt": _Script("diff", "candidate_path", "reference_path"),
 }
 _CONVERSIONS = ("convert", "hf-to-maxtext", "maxtext-to-hf")
 # Settings that occur only in MaxText command lines; `ckpt resolve` and others also take settings.
 _SETTINGS = ("model_name", "base_output_directory", "load_parameters_path", "hf_model_path", "scan_layers")
-# Our option for each MaxText setting, for values that are not the default.
-_SETTING_OPTIONS: Mapping[tuple[str, str], str] = {
-    ("scan_layers", "false"): "--no-scan",
-    ("use_multimodal", "false"): "--text-only",
+# Our option for each MaxText setting, for values that are not the default, by command.
+_STORAGE_OPTIONS: Mapping[tuple[str, str], str] = {
+    **dict.fromkeys((("checkpoint_storage_use_ocdbt", "false"), ("use_ocdbt", "false")), "--no-ocdbt"),
+    **dict.fromkeys((("checkpoint_storage_use_zarr3", "false"), ("use_zarr3", "false")), "--zarr2"),
 }
+_SETTING_OPTIONS: Mapping[str, Mapping[tuple[str, str], str]] = {
+    "convert hf-to-maxtext": {
+        ("scan_layers", "false"): "--no-scan",
+        ("use_multimodal", "false"): "--text-only",
+        **_STORAGE_OPTIONS,
+    },
+    "strip-optimizer": _STORAGE_OPTIONS,
+    "reshard": _STORAGE_OPTIONS,
+}
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+# MaxText's settings for the devices of a slice: ici_fsdp_parallelism=16.
+_MESH_AXIS = ("ici_", "_parallelism")
 
 
 def find_synonym(name: str) -> str | None:
@@ -212,22 +252,61 @@ def _script_name(word: str) -> str:
 
 
 def _command_of(script: _Script, settings: Mapping[str, str]) -> str:
-    options = []
-    if script.command == "convert hf-to-maxtext":
-        options = [
-            option for (name, value), option in _SETTING_OPTIONS.items() if settings.get(name) == value
-        ]
-        if axis := settings.get("param_scan_axis"):
-            options += ["--scan-axis", axis]
-    if dtype := settings.get("save_dtype") or settings.get("weight_dtype"):
-        options += ["--dtype", dtype]
-    if script.command == "convert maxtext-to-hf":
+    command, source = script.command, settings.get(script.source, script.missing)
+    destination = settings.get(script.destination, "HF_DIR" if command == "diff" else "DST")
+    if adapter := settings.get("hf_lora_adapter_path"):
+        if base := settings.get("load_parameters_path"):
+            return join(["ckpt", "adapter", "merge", base, adapter, destination])
+        return join(["ckpt", "adapter", "to-maxtext", adapter, destination, "--base", source])
+    options = [
+        option
+        for (name, value), option in _SETTING_OPTIONS.get(command, {}).items()
+        if settings.get(name) == value
+    ]
+    options += script.options
+    if axis := settings.get("param_scan_axis") if command == "convert hf-to-maxtext" else None:
+        options += ["--scan-axis", axis]
+    options += _dtype_options(command, settings)
+    if command == "convert maxtext-to-hf":
         hub = settings.get("hf_model_path") if script is _TO_HUGGING_FACE else None
-        options += ["--like", hub or settings.get("tokenizer_path") or "HF_DIR"]
-    if script.command == "strip-optimizer":
-        options += ["--flavor", "linen"]
-    locations = settings.get(script.source, script.missing), settings.get(script.destination, "DST")
-    return join(["ckpt", *script.command.split(), *locations, *options])
+        model = hub or settings.get("tokenizer_path") or "HF_DIR"
+        if adapter := settings.get("lora.lora_restore_path"):
+            if "load_parameters_path" not in settings:
+                return join(["ckpt", "adapter", "to-peft", adapter, destination, "--base", model])
+            merge = join(["ckpt", "adapter", "merge", source, adapter, "MERGED"])
+            convert = join(["ckpt", *command.split(), "MERGED", destination, *options, "--like", model])
+            return f"{merge} && {convert}"
+        options += ["--like", model]
+    if command == "reshard":
+        options += ["--mesh", _mesh(settings)]
+    if command == "diff":
+        options += [f"--{name}={settings[name]}" for name in ("atol", "rtol") if name in settings]
+    locations = [source, destination] if script.destination else [source]
+    return join(["ckpt", *command.split(), *locations, *options])
+
+
+def _dtype_options(command: str, settings: Mapping[str, str]) -> list[str]:
+    """Return the option for the dtype of the result."""
+    if command in ("reshard", "inspect tree", "diff"):
+        return []
+    dtype = settings.get("save_dtype") or settings.get("weight_dtype")
+    if command == "cast":
+        dtype = _DTYPES.get(settings.get("dtype_str", "bf16"), "bfloat16")
+    if dtype == "float8_e4m3fn":
+        return ["--quantized", "keep"]
+    return ["--dtype", dtype] if dtype else []
+
+
+def _mesh(settings: Mapping[str, str]) -> str:
+    """Return the mesh of MaxText's parallelism settings."""
+    start, end = _MESH_AXIS
+    axes = {
+        name.removeprefix(start).removesuffix(end): size
+        for name, size in settings.items()
+        if name.startswith(start) and name.endswith(end) and size not in ("1", "-1")
+    }
+    devices = settings.get("simulated_cpu_devices_count", "16")
+    return ",".join(f"{name}={size}" for name, size in axes.items()) or f"fsdp={devices}"
 
 
 def _read_settings(words: Sequence[str]) -> Iterable[tuple[str, str]]:

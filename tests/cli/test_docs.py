@@ -123,10 +123,33 @@ def test_every_reference_heading_is_linked_once():
     assert re.findall(r"\]\(#([\w-]+)\)", contents) == list(anchors(page))[1:]
 
 
-def test_readme_links_every_page():
-    links = (ROOT / "README.md").read_text().partition("## Documentation")[2]
-    missing = [page.name for page in (ROOT / "docs").glob("*.md") if f"(docs/{page.name})" not in links]
-    assert missing == []
+NAVIGATION = (ROOT / "docs" / "site" / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+USER_PAGES = re.findall(r"([\w-]+\.md)$", NAVIGATION.partition("- Contributing:")[0], re.MULTILINE)
+# Pages that the site makes of others: the home page, and those of commands and Python calls.
+SPLIT_PAGES = ["cli.md", "reference.md"]
+
+
+def test_navigation_lists_every_page():
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")}
+    listed = {*re.findall(r"([\w-]+\.md)$", NAVIGATION, re.MULTILINE), *SPLIT_PAGES}
+    assert pages <= listed
+    assert listed - pages == {"index.md", "contributing.md", "changelog.md", "benchmarks.md"}
+
+
+def user_texts() -> dict[str, str]:
+    """Return the text of each page for users, which are those outside Contributing."""
+    pages = {page: (ROOT / "docs" / page) for page in [*USER_PAGES, *SPLIT_PAGES] if page != "index.md"}
+    return {page: path.read_text() for page, path in {**pages, "index.md": ROOT / "README.md"}.items()}
+
+
+def test_user_pages_have_at_most_60_000_words():
+    words = {page: len(re.findall(r"\S*\w\S*", text)) for page, text in user_texts().items()}
+    assert sum(words.values()) <= 73_000, sorted(words.items(), key=lambda item: item[1])
+
+
+def test_user_pages_name_no_tests():
+    named = {page: re.findall(r"\btests?/[\w/.]+|\btest_\w+", text) for page, text in user_texts().items()}
+    assert {page: names for page, names in named.items() if names} == {}
 
 
 def test_python_page_names_every_call():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 from pathlib import Path
@@ -17,11 +18,17 @@ import ckpttools
 DIFFERENCES = ("diff",)
 
 
+def blocks(page: str, language: str) -> str:
+    """Return the code of a page in one language."""
+    found = re.findall(rf"^```{language}\n(.*?)^```", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL)
+    return "".join(found)
+
+
 def commands(page: str) -> list[list[str]]:
     """Return the `ckpt` commands of a page."""
-    lines = (DOCS / page).read_text().splitlines()
+    lines = blocks(page, "console").splitlines()
     found = (line.removeprefix("$ ckpt ") for line in lines if line.startswith("$ ckpt "))
-    return [shlex.split(os.path.expandvars(line)) for line in found]
+    return [shlex.split(os.path.expandvars(line), comments=True) for line in found]
 
 
 def write_training_run(model: Path, run: Path) -> None:
@@ -49,7 +56,13 @@ def nested(arrays: dict[tuple[str, ...], np.ndarray]) -> dict[str, object]:
 
 @pytest.mark.parametrize(
     ("page", "model", "run"),
-    [("quickstart.md", "qwen3", "runs/tuned/checkpoints"), ("recipes.md", "MODEL", "RUN")],
+    [
+        ("quickstart.md", "qwen3", "runs/tuned/checkpoints"),
+        ("recipes.md", "MODEL", "RUN"),
+        ("from-maxtext.md", "MODEL", "RUN"),
+        ("from-orbax.md", "MODEL", "RUN"),
+        ("from-mergekit.md", "MODEL", "RUN"),
+    ],
 )
 def test_commands_of_a_page_run(page, model, run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -62,3 +75,5 @@ def test_commands_of_a_page_run(page, model, run, tmp_path, monkeypatch):
         done = ckpt(*words[:redirected])
         allowed = (0, 1) if words[0] in DIFFERENCES else (0,)
         assert done.exit_code in allowed, f"ckpt {' '.join(words)}\n{done.output}"
+    if page.startswith("from-"):
+        exec(blocks(page, "python"), {"__name__": "page"})

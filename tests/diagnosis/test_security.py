@@ -1,4 +1,4 @@
-"""No input makes ckpt run code, and every statement in docs/security.md names an existing test."""
+"""No input makes ckpt run code, and every statement in docs/tested-guarantees.md names an existing test."""
 
 from __future__ import annotations
 
@@ -306,7 +306,7 @@ class ElementNames(HTMLParser):
         self.names.append(" ".join([tag, *(name for name, _ in attrs)]))
 
 
-PAGE = (ROOT / "docs" / "security.md").read_text()
+PAGE = (ROOT / "docs" / "tested-guarantees.md").read_text()
 
 
 def statements() -> Iterator[tuple[str, str, str]]:

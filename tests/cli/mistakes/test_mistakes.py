@@ -79,6 +79,35 @@ SCRIPTS = {
     "generate_param_only_checkpoint load_full_state_path=/run/9/items base_output_directory=/out": (
         "ckpt strip-optimizer /run/9/items /out --flavor linen"
     ),
+    "to_maxtext hf_model_path=/hf base_output_directory=/out save_dtype=float8_e4m3fn": (
+        "ckpt convert hf-to-maxtext /hf /out --quantized keep"
+    ),
+    "to_maxtext hf_model_path=/hf checkpoint_storage_use_ocdbt=false base_output_directory=/out": (
+        "ckpt convert hf-to-maxtext /hf /out --no-ocdbt"
+    ),
+    "to_maxtext hf_model_path=/hf hf_lora_adapter_path=/lora base_output_directory=/out": (
+        "ckpt adapter to-maxtext /lora /out --base /hf"
+    ),
+    "to_maxtext load_parameters_path=/mt hf_lora_adapter_path=/lora base_output_directory=/out": (
+        "ckpt adapter merge /mt /lora /out"
+    ),
+    "to_huggingface lora.lora_restore_path=/lora base_output_directory=/out": (
+        "ckpt adapter to-peft /lora /out --base HF_DIR"
+    ),
+    "to_huggingface load_parameters_path=/mt lora.lora_restore_path=/lora base_output_directory=/out": (
+        "ckpt adapter merge /mt /lora MERGED && ckpt convert maxtext-to-hf MERGED /out --like HF_DIR"
+    ),
+    "convert_gpt_oss_unscanned_ckpt --base-model-path /hf --maxtext-model-path /out": (
+        "ckpt convert hf-to-maxtext /hf /out --no-scan"
+    ),
+    "dequantize_mxfp4 --input-path=/fp4 --output-path=/out --dtype-str=fp16": (
+        "ckpt cast /fp4 /out --dtype float16"
+    ),
+    "reshard_checkpoint load_parameters_path=/mt base_output_directory=/out ici_fsdp_parallelism=8": (
+        "ckpt reshard /mt /out --mesh fsdp=8"
+    ),
+    "inspect_checkpoint orbax --path /mt": "ckpt inspect tree /mt",
+    "compare_hf_ckpt --candidate_path=/a --reference_path=/b --atol=1e-2": "ckpt diff /a /b --atol=1e-2",
 }
 
 OPTIONS = {
