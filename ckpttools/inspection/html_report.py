@@ -70,7 +70,7 @@ def _facts(tree: TreeReport) -> dict[str, Any]:
 def _columns(arrays: Sequence[ArrayReport]) -> dict[str, Any]:
     paths = [printable(array.path) for array in arrays]
     return {
-        "joint": "/" if any("/" in path for path in paths) else ".",
+        "separator": "/" if any("/" in path for path in paths) else ".",
         "paths": list(_front_coded(paths)),
         "shape": _index_words([f"[{', '.join(map(str, array.shape))}]" for array in arrays]),
         "dtype": _index_words([array.dtype for array in arrays]),
@@ -98,8 +98,8 @@ def _common_prefix_length(one: str, other: str) -> int:
 def _index_words(words: Sequence[str]) -> dict[str, Any]:
     """Return the distinct words, and the index of the word at each position."""
     numbers: dict[str, int] = {}
-    locations = [numbers.setdefault(word, len(numbers)) for word in words]
-    return {"words": list(numbers), "places": locations}
+    indices = [numbers.setdefault(word, len(numbers)) for word in words]
+    return {"words": list(numbers), "indices": indices}
 
 
 def _statistics(arrays: Sequence[ArrayStats]) -> dict[str, list[Any]]:
@@ -123,7 +123,7 @@ def _histogram(zeros: int, spread: Distribution) -> dict[str, Any]:
     return {
         "zeros": zeros,
         "tiny": spread.zeros - zeros,
-        "least": spread.least,
+        "minExponent": spread.least,
         "bins": [[item.exponent, item.negative, item.positive] for item in spread.bins],
         "quantiles": [[share, _short(value)] for share, value in spread.quantiles.items()],
     }

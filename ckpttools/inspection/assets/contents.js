@@ -1,52 +1,52 @@
-// The contents of the page, unpacked: arrays by index, and the tree that their paths make.
+// Unpacks the contents of the page, and builds the tree of paths.
 
-async function unpacked() {
+async function unpackContents() {
   const text = document.getElementById("contents").textContent;
-  const packed = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  const packed = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
   const contents = JSON.parse(await new Response(stream).text());
-  contents.paths = pathsOf(contents.paths);
+  contents.paths = decodePaths(contents.paths);
   for (const name of ["shape", "dtype", "role"]) {
-    const { words, places } = contents[name];
-    contents[name] = places.map((place) => words[place]);
+    const { words, indices } = contents[name];
+    contents[name] = indices.map((index) => words[index]);
   }
-  contents.elements = contents.shape.map(elementsIn);
+  contents.elements = contents.shape.map(countElements);
   contents.count = contents.paths.length;
   return contents;
 }
 
 /** "[4, 16]" -> 64 */
-function elementsIn(shape) {
+function countElements(shape) {
   if (shape === "[]") return 1;
   return shape.slice(1, -1).split(", ").reduce((product, length) => product * Number(length), 1);
 }
 
-/** Paths from how much each shares with the one before, and its rest. */
-function pathsOf(coded) {
+/** Decodes paths that are stored as the length of the prefix shared with the previous path, and the rest. */
+function decodePaths(encoded) {
   const paths = [];
-  let before = "";
-  for (let k = 0; k < coded.length; k += 2) {
-    before = before.slice(0, coded[k]) + coded[k + 1];
-    paths.push(before);
+  let previous = "";
+  for (let k = 0; k < encoded.length; k += 2) {
+    previous = previous.slice(0, encoded[k]) + encoded[k + 1];
+    paths.push(previous);
   }
   return paths;
 }
 
-/** How people sort names: layers_2 before layers_10. */
-const inOrder = new Intl.Collator("en", { numeric: true }).compare;
+/** Compares names in natural order: layers_2 before layers_10. */
+const compareNames = new Intl.Collator("en", { numeric: true }).compare;
 
 /**
- * A place in the tree; `index` is that of the array there, or null. What only stands for others is not real.
- * An array with others below its name is its own child: `isOwn`.
+ * A node of the tree. `index` is the index of the array at this path, or null. A node that only represents
+ * others is not real. An array with other arrays below its name becomes a child of its node: `isOwnArray`.
  */
 class TreeNode {
-  constructor(name, parent, { isReal = true, isOwn = false } = {}) {
-    Object.assign(this, { name, parent, isReal, isOwn, bytes: 0, arrays: 0, index: null, below: new Map() });
+  constructor(name, parent, { isReal = true, isOwnArray = false } = {}) {
+    Object.assign(this, { name, parent, isReal, isOwnArray, bytes: 0, arrays: 0, index: null, childMap: new Map() });
   }
 
   /** Children, largest first. */
   get children() {
-    this.sorted ??= [...this.below.values()].sort((a, b) => b.bytes - a.bytes || inOrder(a.name, b.name));
+    this.sorted ??= [...this.childMap.values()].sort((a, b) => b.bytes - a.bytes || compareNames(a.name, b.name));
     return this.sorted;
   }
 
@@ -54,51 +54,51 @@ class TreeNode {
     return this.index !== null;
   }
 
-  /** This place, or the first below it where the way forks or ends. */
+  /** This node, or the first one below it that is an array or has several children. */
   get fork() {
     let node = this;
-    while (node.index === null && node.below.size === 1) [node] = node.below.values();
+    while (node.index === null && node.childMap.size === 1) [node] = node.childMap.values();
     return node;
   }
 
-  /** Names from `above` down to this place, joined. */
-  label(above, joint) {
+  /** Joins the names from below `above` down to this node. */
+  label(above, separator) {
     const names = [];
-    const first = this.isOwn && this.parent !== above ? this.parent : this;
+    const first = this.isOwnArray && this.parent !== above ? this.parent : this;
     for (let node = first; node && node !== above; node = node.parent) names.unshift(node.name);
-    return names.join(joint);
+    return names.join(separator);
   }
 }
 
-function treeOf(contents) {
+function buildTree(contents) {
   const root = new TreeNode("", null);
-  const ends = [];
+  const leaves = [];
   for (let index = 0; index < contents.count; index += 1) {
     let node = root;
-    const way = [root];
-    for (const name of contents.paths[index].split(contents.joint)) {
-      if (!node.below.has(name)) node.below.set(name, new TreeNode(name, node));
-      node = node.below.get(name);
-      way.push(node);
+    const ancestors = [root];
+    for (const name of contents.paths[index].split(contents.separator)) {
+      if (!node.childMap.has(name)) node.childMap.set(name, new TreeNode(name, node));
+      node = node.childMap.get(name);
+      ancestors.push(node);
     }
     node.index = index;
-    ends.push(node);
-    for (const each of way) {
-      each.bytes += contents.bytes[index];
-      each.arrays += 1;
+    leaves.push(node);
+    for (const ancestor of ancestors) {
+      ancestor.bytes += contents.bytes[index];
+      ancestor.arrays += 1;
     }
   }
-  for (const node of ends) setApart(node);
+  for (const node of leaves) separateOwnArray(node);
   return root;
 }
 
-/** Makes an array that has others below its name a child of its place, so that it can be chosen like them. */
-function setApart(node) {
-  if (node.index === null || node.below.size === 0) return;
-  const own = new TreeNode(node.name, node, { isOwn: true });
-  const others = [...node.below.values()].reduce((sum, { bytes }) => sum + bytes, 0);
-  Object.assign(own, { index: node.index, arrays: 1, bytes: node.bytes - others });
+/** Makes an array with other arrays below its name a child of its node, so that it can be selected, too. */
+function separateOwnArray(node) {
+  if (node.index === null || node.childMap.size === 0) return;
+  const ownArray = new TreeNode(node.name, node, { isOwnArray: true });
+  const others = [...node.childMap.values()].reduce((sum, { bytes }) => sum + bytes, 0);
+  Object.assign(ownArray, { index: node.index, arrays: 1, bytes: node.bytes - others });
   node.index = null;
-  // No name of another child is this key.
-  node.below.set(own, own);
+  // The node itself is the key, because every name could be that of another child.
+  node.childMap.set(ownArray, ownArray);
 }

@@ -1,34 +1,34 @@
-// Numbers for people.
+// Formats numbers.
 
-const STEPS = ["", "k", "M", "G", "T", "P"];
+const UNITS = ["", "k", "M", "G", "T", "P"];
 
-/** Three digits and the letter of a power of 1000. */
-function scaled(number) {
+/** Formats a number with three digits and the prefix of a power of 1000. */
+function formatScaled(number) {
   let power = 0;
-  while (number >= 999.5 && power < STEPS.length - 1) {
+  while (number >= 999.5 && power < UNITS.length - 1) {
     number /= 1000;
     power += 1;
   }
   const digits = power === 0 ? 0 : number < 9.995 ? 2 : number < 99.95 ? 1 : 0;
-  return `${number.toFixed(digits)} ${STEPS[power]}`;
+  return `${number.toFixed(digits)} ${UNITS[power]}`;
 }
 
 /** 2471645184 -> "2.47 GB" */
-const inBytes = (number) => `${scaled(number)}B`;
+const formatBytes = (number) => `${formatScaled(number)}B`;
 
 /** 1235814400 -> "1.24 B", as models are named */
-const inBillions = (number) => scaled(number).replace("G", "B").trim();
+const formatParameters = (number) => formatScaled(number).replace("G", "B").trim();
 
 /** 1235814400 -> "1,235,814,400" */
-const grouped = (number) => number.toLocaleString("en-US");
+const formatInteger = (number) => number.toLocaleString("en-US");
 
 /** 1, "array" -> "1 array" */
-const counted = (number, noun) => `${grouped(number)} ${noun}${number === 1 ? "" : "s"}`;
+const formatCount = (number, noun) => `${formatInteger(number)} ${noun}${number === 1 ? "" : "s"}`;
 
 const MINUS = "\u2212";
 
-/** So many digits, as short as they can be written. */
-function shortNumber(value, precision = 4) {
+/** Formats a number with `precision` digits in its shortest form. */
+function formatNumber(value, precision = 4) {
   if (value === null || value === undefined) return "\u2013";
   if (Number.isInteger(value) && Math.abs(value) < 1e6) return String(value).replace("-", MINUS);
   const [mantissa, exponent] = value.toPrecision(precision).split("e");
@@ -40,16 +40,16 @@ function shortNumber(value, precision = 4) {
 }
 
 /** 0.0312 -> "3.12 %" */
-function percent(share) {
-  if (share === 0) return "0 %";
-  if (share < 0.0001) return "< 0.01 %";
-  return `${(100 * share).toFixed(share < 0.1 ? 2 : 1)} %`;
+function formatPercent(fraction) {
+  if (fraction === 0) return "0 %";
+  if (fraction < 0.0001) return "< 0.01 %";
+  return `${(100 * fraction).toFixed(fraction < 0.1 ? 2 : 1)} %`;
 }
 
 const SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹";
 
 /** -10 -> "2⁻¹⁰" */
-function powerOfTwo(exponent) {
+function formatPowerOfTwo(exponent) {
   const digits = [...String(Math.abs(exponent))].map((digit) => SUPERSCRIPTS[digit]);
   return `2${exponent < 0 ? "⁻" : ""}${digits.join("")}`;
 }

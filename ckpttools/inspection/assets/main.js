@@ -1,7 +1,7 @@
-// Everything on its place.
+// Starts the page.
 
 async function start() {
-  const contents = await unpacked();
+  const contents = await unpackContents();
   showFacts(contents);
   const cards = new Cards(contents);
   let table = null;

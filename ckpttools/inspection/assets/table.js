@@ -1,92 +1,92 @@
-// The table of all arrays: searched, sorted, and drawn only where it is looked at.
+// The table of all arrays, with search and sorting. Only visible rows are drawn.
 
-const ROW = 30;
-const BEYOND = 12;
-const PRINTED = 1000;
+const ROW_HEIGHT = 30;
+const EXTRA_ROWS = 12;
+const MAX_PRINTED_ROWS = 1000;
 
 class ArrayTable {
   constructor(contents, choose) {
-    Object.assign(this, { contents, choose, columns: columnsOf(contents), sorted: null, upwards: false });
+    Object.assign(this, { contents, choose, columns: createColumns(contents), sortedColumn: null, isAscending: false });
     this.order = [...Array(contents.count).keys()];
     this.shown = this.order;
     this.current = null;
     this.scroller = find(".rows");
-    this.body = made("tbody");
-    this.heads = this.columns.map((column, k) => this.head(column, k));
-    this.before = made("tr", { className: "space", "aria-hidden": "true" }, made("td", { colSpan: this.columns.length }));
+    this.body = createElement("tbody");
+    this.headers = this.columns.map((column, k) => this.createHeader(column, k));
+    this.before = createElement("tr", { className: "space", "aria-hidden": "true" }, createElement("td", { colSpan: this.columns.length }));
     this.after = this.before.cloneNode(true);
-    find("table.arrays").append(made("thead", {}, made("tr", {}, ...this.heads)), this.body);
+    find("table.arrays").append(createElement("thead", {}, createElement("tr", {}, ...this.headers)), this.body);
     this.scroller.addEventListener("scroll", () => this.draw(), { passive: true });
     find("#search").addEventListener("input", () => this.search());
-    this.body.addEventListener("click", (event) => this.clicked(event.target.closest("tr[data-index]")));
+    this.body.addEventListener("click", (event) => this.handleClick(event.target.closest("tr[data-index]")));
     window.addEventListener("beforeprint", () => this.print(true));
     window.addEventListener("afterprint", () => this.print(false));
     window.addEventListener("resize", () => this.draw());
     this.search();
   }
 
-  head(column, k) {
-    const button = made("button", { type: "button" }, column.name);
+  createHeader(column, k) {
+    const button = createElement("button", { type: "button" }, column.name);
     button.addEventListener("click", () => this.sort(k));
-    return made("th", { scope: "col", className: column.kind }, button);
+    return createElement("th", { scope: "col", className: column.kind }, button);
   }
 
-  /** First downwards for numbers and upwards for words, then the other way, then as in the checkpoint. */
+  /** Sorts numbers in descending and words in ascending order; then the reverse; then as in the checkpoint. */
   sort(k) {
     const first = this.columns[k].kind === "word";
-    if (this.sorted !== k) [this.sorted, this.upwards] = [k, first];
-    else if (this.upwards === first) this.upwards = !first;
-    else this.sorted = null;
-    this.heads.forEach((head, at) => {
-      if (at === this.sorted) head.setAttribute("aria-sort", this.upwards ? "ascending" : "descending");
-      else head.removeAttribute("aria-sort");
+    if (this.sortedColumn !== k) [this.sortedColumn, this.isAscending] = [k, first];
+    else if (this.isAscending === first) this.isAscending = !first;
+    else this.sortedColumn = null;
+    this.headers.forEach((header, position) => {
+      if (position === this.sortedColumn) header.setAttribute("aria-sort", this.isAscending ? "ascending" : "descending");
+      else header.removeAttribute("aria-sort");
     });
-    this.arrange();
+    this.updateRows();
   }
 
   search() {
-    this.matches = matcher(find("#search").value);
-    this.arrange();
+    this.matches = createMatcher(find("#search").value);
+    this.updateRows();
   }
 
-  arrange() {
+  updateRows() {
     const { paths, dtype, role, shape } = this.contents;
     const text = (index) => `${paths[index]} ${dtype[index]} ${role[index]} ${shape[index]}`.toLowerCase();
     this.shown = this.order.filter((index) => this.matches(paths[index].toLowerCase(), text(index)));
-    if (this.sorted !== null) {
-      const { key } = this.columns[this.sorted];
-      const sign = this.upwards ? 1 : -1;
-      this.shown.sort((a, b) => compared(key(a), key(b), sign) || a - b);
+    if (this.sortedColumn !== null) {
+      const { key } = this.columns[this.sortedColumn];
+      const sign = this.isAscending ? 1 : -1;
+      this.shown.sort((a, b) => compareValues(key(a), key(b), sign) || a - b);
     }
     const bytes = this.shown.reduce((sum, index) => sum + this.contents.bytes[index], 0);
     const all = this.shown.length === this.contents.count;
-    find("#found").textContent = `${all ? "" : "Found "}${counted(this.shown.length, "array")}, ${inBytes(bytes)}`;
+    find("#count").textContent = `${all ? "" : "Found "}${formatCount(this.shown.length, "array")}, ${formatBytes(bytes)}`;
     this.scroller.scrollTop = 0;
     this.draw();
   }
 
-  /** Rows in sight, and space in place of the others. */
+  /** Draws the visible rows, with empty space for the others. */
   draw() {
     const height = this.scroller.clientHeight || 600;
-    const from = this.printing ? 0 : Math.max(0, Math.floor(this.scroller.scrollTop / ROW) - BEYOND);
-    const upto = this.printing
-      ? Math.min(this.shown.length, PRINTED)
-      : Math.min(this.shown.length, from + Math.ceil(height / ROW) + 2 * BEYOND);
-    this.before.firstChild.style.height = `${from * ROW}px`;
-    this.after.firstChild.style.height = this.printing ? "0" : `${(this.shown.length - upto) * ROW}px`;
-    const rows = this.shown.slice(from, upto).map((index, k) => this.row(index, from + k));
+    const start = this.isPrinting ? 0 : Math.max(0, Math.floor(this.scroller.scrollTop / ROW_HEIGHT) - EXTRA_ROWS);
+    const end = this.isPrinting
+      ? Math.min(this.shown.length, MAX_PRINTED_ROWS)
+      : Math.min(this.shown.length, start + Math.ceil(height / ROW_HEIGHT) + 2 * EXTRA_ROWS);
+    this.before.firstChild.style.height = `${start * ROW_HEIGHT}px`;
+    this.after.firstChild.style.height = this.isPrinting ? "0" : `${(this.shown.length - end) * ROW_HEIGHT}px`;
+    const rows = this.shown.slice(start, end).map((index, k) => this.row(index, start + k));
     this.body.replaceChildren(this.before, ...rows, this.after);
     find("table.arrays").setAttribute("aria-rowcount", this.shown.length + 1);
   }
 
-  row(index, at) {
-    const cells = this.columns.map(({ kind, show }) => made("td", { className: kind }, show(index)));
-    const row = made("tr", { "data-index": index, "aria-rowindex": at + 2 }, ...cells);
+  row(index, position) {
+    const cells = this.columns.map(({ kind, show }) => createElement("td", { className: kind }, show(index)));
+    const row = createElement("tr", { "data-index": index, "aria-rowindex": position + 2 }, ...cells);
     if (index === this.current) row.setAttribute("aria-current", "true");
     return row;
   }
 
-  clicked(row) {
+  handleClick(row) {
     if (row) this.choose(Number(row.dataset.index));
   }
 
@@ -96,55 +96,55 @@ class ArrayTable {
     this.draw();
   }
 
-  print(printing) {
-    this.printing = printing;
+  print(isPrinting) {
+    this.isPrinting = isPrinting;
     this.draw();
   }
 }
 
-function columnsOf(contents) {
+function createColumns(contents) {
   const { paths, shape, elements, dtype, role, bytes, stats } = contents;
   const name = (index) => {
-    const text = made("bdi", {}, paths[index]);
+    const text = createElement("bdi", {}, paths[index]);
     const title = { title: paths[index] };
-    return stats ? made("button", { type: "button", ...title }, text) : made("span", title, text);
+    return stats ? createElement("button", { type: "button", ...title }, text) : createElement("span", title, text);
   };
   const words = [
     { name: "Array", kind: "word path", key: (index) => paths[index], show: name },
     { name: "Shape", kind: "number", key: (index) => elements[index], show: (index) => shape[index] },
     { name: "Dtype", kind: "word", key: (index) => dtype[index], show: (index) => dtype[index] },
     { name: "Role", kind: "word", key: (index) => role[index], show: (index) => role[index] },
-    { name: "Bytes", kind: "number", key: (index) => bytes[index], show: (index) => inBytes(bytes[index]) },
+    { name: "Bytes", kind: "number", key: (index) => bytes[index], show: (index) => formatBytes(bytes[index]) },
   ];
   if (!stats) return words;
-  const numbers = ["norm", "min", "max", "mean", "std"].map((each) => ({
-    name: each[0].toUpperCase() + each.slice(1),
+  const numbers = ["norm", "min", "max", "mean", "std"].map((name) => ({
+    name: name[0].toUpperCase() + name.slice(1),
     kind: "number",
-    key: (index) => stats[each][index],
-    show: (index) => shortNumber(stats[each][index]),
+    key: (index) => stats[name][index],
+    show: (index) => formatNumber(stats[name][index]),
   }));
-  const zeros = { name: "Zeros", kind: "number", key: (k) => stats.zeros[k], show: (k) => (stats.zeros[k] ? grouped(stats.zeros[k]) : "") };
+  const zeros = { name: "Zeros", kind: "number", key: (k) => stats.zeros[k], show: (k) => (stats.zeros[k] ? formatInteger(stats.zeros[k]) : "") };
   const bad = (index) => stats.nan[index] + stats.inf[index];
-  const shown = (index) => (bad(index) ? made("strong", { className: "bad" }, grouped(bad(index))) : "");
+  const shown = (index) => (bad(index) ? createElement("strong", { className: "bad" }, formatInteger(bad(index))) : "");
   const last = [zeros, { name: "NaN, inf", kind: "number", key: bad, show: shown }];
   const all = [...Array(paths.length).keys()];
   return [...words, ...numbers, ...last.filter(({ key }) => all.some((index) => key(index)))];
 }
 
-/** Numbers by size, words as people sort them; what is missing goes last either way. */
-function compared(a, b, sign) {
+/** Compares numbers by size and words in natural order. Missing values are last in both directions. */
+function compareValues(a, b, sign) {
   if (a === null || b === null) return (a === null) - (b === null);
-  return sign * (typeof a === "string" ? inOrder(a, b) : a - b);
+  return sign * (typeof a === "string" ? compareNames(a, b) : a - b);
 }
 
-/** Whether an array is searched for: a pattern for the whole path, or words that must all occur. */
-function matcher(text) {
-  const wanted = text.trim().toLowerCase();
-  if (/[*?]/.test(wanted)) {
-    const escaped = wanted.replace(/[.+^${}()|[\]\\]/g, "\\$&").replaceAll("*", ".*").replaceAll("?", ".");
+/** Returns a predicate: a pattern matches complete paths, and all words of any other text must occur. */
+function createMatcher(text) {
+  const query = text.trim().toLowerCase();
+  if (/[*?]/.test(query)) {
+    const escaped = query.replace(/[.+^${}()|[\]\\]/g, "\\$&").replaceAll("*", ".*").replaceAll("?", ".");
     const pattern = new RegExp(`^${escaped}$`);
     return (path) => pattern.test(path);
   }
-  const words = wanted.split(/\s+/).filter(Boolean);
+  const words = query.split(/\s+/).filter(Boolean);
   return (path, all) => words.every((word) => all.includes(word));
 }

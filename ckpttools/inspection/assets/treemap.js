@@ -1,68 +1,68 @@
-// Rectangles whose areas are bytes: as many levels as there is room for, click by click.
+// The treemap: rectangles with areas proportional to bytes. A click zooms in.
 
-const HEAD = 22;
+const HEADER_HEIGHT = 22;
 const GAP = 2;
-const LEVELS = 8;
-// Sides of the least square that is drawn, the least side of any, and sides for children and for text.
-const LEAST_SIDE = 12;
-const THINNEST = 4;
-const ROOM_FOR_LEVEL = [64, 52];
-const ROOM_FOR_TEXT = [40, 20];
-// Sides for bytes below a name, and beside one.
-const ROOM_BELOW = [58, 38];
-const ROOM_BESIDE = [110, 20];
-const HUES = 8;
-// What a sheet of A4 or Letter paper has room for, margins left out; the height is that of the style sheet.
-const PAPER = { left: 0, top: 0, width: 690, height: 380 };
-// Subtrees get colours of their own where the largest has less than such a share.
-const UNDIVIDED = 0.95;
+const MAX_LEVELS = 8;
+// Minimum sides: of a square with the area of a rectangle, of the rectangle, and for children and a label.
+const MIN_SQUARE_SIDE = 12;
+const MIN_SIDE = 4;
+const MIN_SIZE_FOR_CHILDREN = [64, 52];
+const MIN_SIZE_FOR_LABEL = [40, 20];
+// Minimum sides for the bytes below a name, and next to it.
+const MIN_SIZE_FOR_BYTES_BELOW = [58, 38];
+const MIN_SIZE_FOR_BYTES_NEXT_TO_NAME = [110, 20];
+const NUM_HUES = 8;
+// The printable area of A4 and Letter paper without margins; the height is that of the style sheet.
+const PRINT_BOX = { left: 0, top: 0, width: 690, height: 380 };
+// Subtrees get different colors if the largest has less than this fraction of the bytes.
+const MAX_DOMINANT_FRACTION = 0.95;
 
-/** Rectangles for `items`, largest first, as near to squares as they can be (Bruls, Huizing, van Wijk). */
-function squarified(items, box) {
+/** Returns nearly square rectangles for `items`, largest first (Bruls, Huizing, van Wijk). */
+function squarify(items, box) {
   const total = items.reduce((sum, item) => sum + item.bytes, 0);
   const rest = { ...box };
   const scale = (box.width * box.height) / total;
-  const placed = [];
-  let from = 0;
-  while (from < items.length) {
+  const rectangles = [];
+  let start = 0;
+  while (start < items.length) {
     const side = Math.min(rest.width, rest.height);
-    let upto = from + 1;
-    let sum = items[from].bytes * scale;
-    let worst = worstRatio(items[from].bytes * scale, items[from].bytes * scale, sum, side);
-    while (upto < items.length) {
-      const area = items[upto].bytes * scale;
-      const ratio = worstRatio(items[from].bytes * scale, area, sum + area, side);
+    let end = start + 1;
+    let sum = items[start].bytes * scale;
+    let worst = worstRatio(items[start].bytes * scale, items[start].bytes * scale, sum, side);
+    while (end < items.length) {
+      const area = items[end].bytes * scale;
+      const ratio = worstRatio(items[start].bytes * scale, area, sum + area, side);
       if (ratio > worst) break;
       worst = ratio;
       sum += area;
-      upto += 1;
+      end += 1;
     }
-    placeRow(items.slice(from, upto), sum, scale, rest, placed);
-    from = upto;
+    placeRow(items.slice(start, end), sum, scale, rest, rectangles);
+    start = end;
   }
-  return placed;
+  return rectangles;
 }
 
-/** The least square rectangle of a row whose largest and smallest areas are known. */
+/** Returns the worst aspect ratio in a row with the given largest and smallest areas. */
 function worstRatio(largest, smallest, sum, side) {
   return Math.max((side * side * largest) / (sum * sum), (sum * sum) / (side * side * smallest));
 }
 
-/** Places a row along the shorter side of `rest`, and takes it off. */
-function placeRow(items, sum, scale, rest, placed) {
-  const across = rest.width >= rest.height;
-  const depth = sum / (across ? rest.height : rest.width) || 0;
-  let at = across ? rest.top : rest.left;
+/** Places a row along the shorter side of `rest`, and removes its area from `rest`. */
+function placeRow(items, sum, scale, rest, rectangles) {
+  const isWide = rest.width >= rest.height;
+  const depth = sum / (isWide ? rest.height : rest.width) || 0;
+  let offset = isWide ? rest.top : rest.left;
   for (const item of items) {
     const length = (item.bytes * scale) / depth || 0;
-    placed.push(
-      across
-        ? { item, left: rest.left, top: at, width: depth, height: length }
-        : { item, left: at, top: rest.top, width: length, height: depth },
+    rectangles.push(
+      isWide
+        ? { item, left: rest.left, top: offset, width: depth, height: length }
+        : { item, left: offset, top: rest.top, width: length, height: depth },
     );
-    at += length;
+    offset += length;
   }
-  if (across) {
+  if (isWide) {
     rest.left += depth;
     rest.width -= depth;
   } else {
@@ -71,142 +71,142 @@ function placeRow(items, sum, scale, rest, placed) {
   }
 }
 
-/** The children of a node that can be seen in a box, and one node for those that only together can. */
-function visible(node, box) {
-  const least = (LEAST_SIDE * LEAST_SIDE * node.bytes) / (box.width * box.height);
-  const shown = node.children.filter((child) => child.bytes >= least);
+/** Returns the children that are large enough to be visible in a box, and one node for the others. */
+function visibleChildren(node, box) {
+  const minBytes = (MIN_SQUARE_SIDE * MIN_SQUARE_SIDE * node.bytes) / (box.width * box.height);
+  const shown = node.children.filter((child) => child.bytes >= minBytes);
   const small = node.children.slice(shown.length);
-  const rest = new TreeNode(`${grouped(small.length)} smaller`, node, { isReal: false });
+  const rest = new TreeNode(`${formatInteger(small.length)} smaller`, node, { isReal: false });
   for (const child of small) {
-    rest.below.set(child, child);
+    rest.childMap.set(child, child);
     rest.bytes += child.bytes;
     rest.arrays += child.arrays;
   }
-  if (rest.bytes >= least && rest.bytes) shown.push(rest);
+  if (rest.bytes >= minBytes && rest.bytes) shown.push(rest);
   return shown.sort((a, b) => b.bytes - a.bytes);
 }
 
 class Treemap {
   constructor(contents, choose) {
-    Object.assign(this, { contents, choose, root: treeOf(contents) });
+    Object.assign(this, { contents, choose, root: buildTree(contents) });
     this.box = find(".treemap");
-    this.place = this.root;
+    this.current = this.root;
     this.nodes = new Map();
-    this.box.addEventListener("click", (event) => this.clicked(event.target.closest("[data-tip]")));
+    this.box.addEventListener("click", (event) => this.handleClick(event.target.closest("[data-tip]")));
     find("#bytes").addEventListener("keydown", (event) => {
-      if (event.key === "Escape" && this.place !== this.root) this.go(this.outside());
+      if (event.key === "Escape" && this.current !== this.root) this.zoomTo(this.parentCrumb());
     });
-    tipsWithin(this.box, (element) => this.lines(this.nodes.get(element)));
+    addTooltips(this.box, (element) => this.lines(this.nodes.get(element)));
     new ResizeObserver(() => this.draw()).observe(this.box);
-    window.addEventListener("beforeprint", () => this.draw(PAPER));
+    window.addEventListener("beforeprint", () => this.draw(PRINT_BOX));
     window.addEventListener("afterprint", () => this.draw());
     this.draw();
   }
 
-  /** The place that Escape leads to. */
-  outside() {
+  /** Returns the node to which Escape zooms out. */
+  parentCrumb() {
     const crumbs = this.crumbs();
     return crumbs[crumbs.length - 2] ?? this.root;
   }
 
-  clicked(element) {
+  handleClick(element) {
     const node = element && this.nodes.get(element);
     if (!node) return;
     if (node.fork.isArray) this.choose(node.fork.index);
-    else this.go(node);
+    else this.zoomTo(node);
   }
 
-  go(node) {
+  zoomTo(node) {
     hideTip();
-    this.place = node;
+    this.current = node;
     this.draw();
-    const label = node === this.root ? "everything" : node.label(this.root, this.contents.joint);
-    say(`${label}: ${counted(node.arrays, "array")}, ${inBytes(node.bytes)}`);
+    const label = node === this.root ? "everything" : node.label(this.root, this.contents.separator);
+    announce(`${label}: ${formatCount(node.arrays, "array")}, ${formatBytes(node.bytes)}`);
     const first = this.box.querySelector("button");
     if (first) first.focus({ preventScroll: true });
   }
 
-  /** Places from the root to the present one, those where the way does not fork left out. */
+  /** Returns the nodes from the root to the current one, without those that have a single child. */
   crumbs() {
-    const way = [];
-    for (let node = this.place; node; node = node.parent) way.unshift(node);
-    return way.filter((node, k) => k === 0 || k === way.length - 1 || node.fork === node);
+    const ancestors = [];
+    for (let node = this.current; node; node = node.parent) ancestors.unshift(node);
+    return ancestors.filter((node, k) => k === 0 || k === ancestors.length - 1 || node.fork === node);
   }
 
   draw(size = { left: 0, top: 0, width: this.box.clientWidth, height: this.box.clientHeight }) {
     this.drawCrumbs();
     this.nodes.clear();
     if (!this.root.bytes) {
-      this.box.replaceChildren(made("p", { className: "note" }, "No array holds any bytes."));
+      this.box.replaceChildren(createElement("p", { className: "note" }, "All arrays are empty."));
       return;
     }
-    const focus = this.place.fork;
+    const focus = this.current.fork;
     const tiles = focus.isArray
       ? this.tile({ item: focus, ...size }, focus.parent, size, 0, 0)
-      : this.inside(focus, visible(focus, size), size, size, null, 0);
+      : this.layoutChildren(focus, visibleChildren(focus, size), size, size, null, 0);
     this.box.replaceChildren(...tiles);
   }
 
-  /** Rectangles for children of a node; `hue` is null as long as nothing has divided them. */
-  inside(node, children, box, whole, hue, level) {
-    const places = squarified(children, box).filter(({ width, height }) => Math.min(width, height) >= THINNEST);
-    const divided = hue === null && places.length > 1 && places[0].item.bytes < UNDIVIDED * node.bytes;
-    return places.flatMap((place, k) => this.tile(place, node, whole, divided ? k % HUES : hue, level));
+  /** Returns the tiles of a node's children; `hue` is null until a level has several subtrees. */
+  layoutChildren(node, children, box, fullBox, hue, level) {
+    const rectangles = squarify(children, box).filter(({ width, height }) => Math.min(width, height) >= MIN_SIDE);
+    const isDivided = hue === null && rectangles.length > 1 && rectangles[0].item.bytes < MAX_DOMINANT_FRACTION * node.bytes;
+    return rectangles.flatMap((rectangle, k) => this.tile(rectangle, node, fullBox, isDivided ? k % NUM_HUES : hue, level));
   }
 
   drawCrumbs() {
     const crumbs = this.crumbs();
     const items = crumbs.map((node, k) => {
-      const name = k ? node.label(crumbs[k - 1], this.contents.joint) : "everything";
+      const name = k ? node.label(crumbs[k - 1], this.contents.separator) : "everything";
       const last = k === crumbs.length - 1;
-      const button = made("button", { type: "button", disabled: last }, name);
+      const button = createElement("button", { type: "button", disabled: last }, name);
       if (last) button.setAttribute("aria-current", "true");
-      else button.addEventListener("click", () => this.go(node));
-      return made("li", {}, button);
+      else button.addEventListener("click", () => this.zoomTo(node));
+      return createElement("li", {}, button);
     });
     find(".crumbs ol").replaceChildren(...items);
   }
 
-  /** The rectangle of a node, and within it those of its children where there is room. */
-  tile(place, above, whole, hue, level) {
-    const node = place.item;
-    const inner = { left: place.left, top: place.top, width: place.width - GAP, height: place.height - GAP };
-    const below = {
+  /** Returns the tile of a node, and those of its children if there is room. */
+  tile(rectangle, above, fullBox, hue, level) {
+    const node = rectangle.item;
+    const inner = { left: rectangle.left, top: rectangle.top, width: rectangle.width - GAP, height: rectangle.height - GAP };
+    const childBox = {
       left: inner.left + 2 * GAP,
-      top: inner.top + HEAD,
+      top: inner.top + HEADER_HEIGHT,
       width: inner.width - 3 * GAP,
-      height: inner.height - HEAD - GAP,
+      height: inner.height - HEADER_HEIGHT - GAP,
     };
-    const large = inner.width >= ROOM_FOR_LEVEL[0] && inner.height >= ROOM_FOR_LEVEL[1];
-    const children = large && level + 1 < LEVELS ? visible(node.fork, below) : [];
-    // Where no child is large enough to be seen, there is nothing to divide.
-    const opened = children.length > 1 || children[0]?.isReal;
-    const own = this.button(node, above, inner, whole, hue, opened);
-    return opened ? [own, ...this.inside(node.fork, children, below, whole, hue, level + 1)] : [own];
+    const large = inner.width >= MIN_SIZE_FOR_CHILDREN[0] && inner.height >= MIN_SIZE_FOR_CHILDREN[1];
+    const children = large && level + 1 < MAX_LEVELS ? visibleChildren(node.fork, childBox) : [];
+    // Without a visible child, the tile is not divided.
+    const hasChildren = children.length > 1 || children[0]?.isReal;
+    const ownButton = this.button(node, above, inner, fullBox, hue, hasChildren);
+    return hasChildren ? [ownButton, ...this.layoutChildren(node.fork, children, childBox, fullBox, hue, level + 1)] : [ownButton];
   }
 
-  button(node, above, box, whole, hue, isHead) {
-    const label = node.fork.label(above, this.contents.joint) || node.name;
-    const shares = [
-      `left:${(100 * box.left) / whole.width}%`,
-      `top:${(100 * box.top) / whole.height}%`,
-      `width:${(100 * Math.max(1, box.width)) / whole.width}%`,
-      `height:${(100 * Math.max(1, box.height)) / whole.height}%`,
+  button(node, above, box, fullBox, hue, isHead) {
+    const label = node.fork.label(above, this.contents.separator) || node.name;
+    const styles = [
+      `left:${(100 * box.left) / fullBox.width}%`,
+      `top:${(100 * box.top) / fullBox.height}%`,
+      `width:${(100 * Math.max(1, box.width)) / fullBox.width}%`,
+      `height:${(100 * Math.max(1, box.height)) / fullBox.height}%`,
     ];
-    const text = [made("span", { className: "name" }, label)];
-    const [wide, high] = isHead ? ROOM_BESIDE : ROOM_BELOW;
-    if (box.width >= wide && box.height >= high) {
-      text.push(made("span", { className: "size" }, inBytes(node.bytes)));
+    const text = [createElement("span", { className: "name" }, label)];
+    const [minWidth, minHeight] = isHead ? MIN_SIZE_FOR_BYTES_NEXT_TO_NAME : MIN_SIZE_FOR_BYTES_BELOW;
+    if (box.width >= minWidth && box.height >= minHeight) {
+      text.push(createElement("span", { className: "size" }, formatBytes(node.bytes)));
     }
-    const fits = box.width >= ROOM_FOR_TEXT[0] && box.height >= ROOM_FOR_TEXT[1];
-    const button = made(
+    const fits = box.width >= MIN_SIZE_FOR_LABEL[0] && box.height >= MIN_SIZE_FOR_LABEL[1];
+    const button = createElement(
       "button",
       {
         type: "button",
-        className: `tile hue${hue ?? HUES - 1}${isHead ? " head" : ""}${fits ? "" : " bare"}`,
-        style: shares.join(";"),
+        className: `tile hue${hue ?? NUM_HUES - 1}${isHead ? " head" : ""}${fits ? "" : " bare"}`,
+        style: styles.join(";"),
         "data-tip": "",
-        "aria-label": `${label}, ${inBytes(node.bytes)}${node.fork.isArray ? "" : ", go into it"}`,
+        "aria-label": `${label}, ${formatBytes(node.bytes)}${node.fork.isArray ? "" : ", zoom in"}`,
       },
       ...(fits ? text : []),
     );
@@ -217,9 +217,9 @@ class Treemap {
   lines(node) {
     if (!node) return [];
     const fork = node.fork;
-    const share = `${inBytes(node.bytes)}, ${percent(node.bytes / this.root.bytes)} of all`;
-    const path = fork.label(this.root, this.contents.joint);
-    if (!fork.isArray) return [path, share, counted(node.arrays, "array")];
+    const share = `${formatBytes(node.bytes)}, ${formatPercent(node.bytes / this.root.bytes)} of all`;
+    const path = fork.label(this.root, this.contents.separator);
+    if (!fork.isArray) return [path, share, formatCount(node.arrays, "array")];
     return [path, share, `${this.contents.dtype[fork.index]} ${this.contents.shape[fork.index]}`];
   }
 }
