@@ -12,6 +12,11 @@ Names are imported on first use, so `import ckpttools` itself is cheap.
 
 from __future__ import annotations
 
+import sys
+
+if sys.platform == "win32":
+    raise ImportError("ckpttools does not run on Windows; use it in WSL")
+
 # Not typing.TYPE_CHECKING: importing typing takes as long as everything else before `ckpt` handles signals.
 TYPE_CHECKING = False
 if TYPE_CHECKING:

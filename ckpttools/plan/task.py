@@ -61,7 +61,8 @@ def reading_costs(arrays: Iterable[LazyArray]) -> Costs:
 
 def cores() -> int:
     """Return the number of processors that this process may use."""
-    return len(os.sched_getaffinity(0))
+    allowed = getattr(os, "sched_getaffinity", None)  # does not exist on macOS
+    return len(allowed(0)) if allowed else os.cpu_count() or 1
 
 
 def readers(costs: Costs) -> int:

@@ -93,7 +93,8 @@ def worker_processes(plan: Plan, work: object, tasks: Iterable[Task]) -> Iterato
 def _may_fork() -> bool:
     """Return whether a fork is safe and permitted.
 
-    No other thread may hold a lock, and `multiprocessing` does not let workers of its pools fork.
+    No other thread may hold a lock, and `multiprocessing` does not let workers of its pools fork. Without
+    /proc, as on macOS, where system libraries do not survive a fork, threads cannot be counted.
     """
     from multiprocessing import current_process
 

@@ -58,6 +58,22 @@ def on_overlay(directory: Path, *cases: Sequence[object]) -> list[tuple[int, str
     return [(code, output) for code, output in json.loads(ended.stdout)]
 
 
+def on_other_system(kind: str, *cases: Sequence[object]) -> list[tuple[int, str]]:
+    """Return exit codes and outputs of commands where Linux's own calls do not exist.
+
+    Args:
+        kind: "kernel" if system calls are refused, "system" if the functions and /proc do not exist.
+        cases: The arguments of ckpt of each command.
+    """
+    if not _may_mount():
+        pytest.skip("nothing may be mounted here")
+    command = [*_ALONE, sys.executable, "-m", "support.other_system_script", kind]
+    asked = json.dumps([[str(item) for item in case] for case in cases])
+    ended = subprocess.run(command, input=asked, capture_output=True, text=True, cwd=TESTS, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return [(code, output) for code, output in json.loads(ended.stdout)]
+
+
 def on_a_small_disk(
     disk: Path, *cases: tuple[Path | None, int, Sequence[object]]
 ) -> list[list[dict[str, Any]]]:

@@ -25,6 +25,7 @@ from ckpttools.stores.local.files import (
     MAX_SINGLE_SYNCS,
     moved_error,
     sync_directory,
+    sync_file,
     write_all_at,
     write_error,
 )
@@ -265,7 +266,7 @@ class LocalDataFiles:
 
     def _sync_one(self, name: str, descriptor: int) -> None:
         try:
-            os.fdatasync(descriptor)
+            sync_file(descriptor, is_data=True)
         except OSError as error:
             raise write_error(self._directory / name, error) from error
 
@@ -301,10 +302,11 @@ def _reserve(descriptor: int, size: int, is_alone: bool) -> None:
         os.ftruncate(descriptor, size)
     if os.fstat(descriptor).st_size < size:
         os.ftruncate(descriptor, size)
-        if not is_alone:
+        reserve = getattr(os, "posix_fallocate", None)  # does not exist on macOS
+        if reserve is None or not is_alone:
             return
         try:
-            os.posix_fallocate(descriptor, 0, size)
+            reserve(descriptor, 0, size)
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
                 raise

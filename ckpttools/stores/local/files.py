@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 import shutil
@@ -30,8 +31,8 @@ _SYNCS_WAITING = 1024
 _UNFINISHED = ".ckpttools-unfinished-"
 _RENAME_EXCHANGE = 2  # linux/fs.h
 _AT_FDCWD = -100
-# Errors of kernels and file systems that do not support exchange with renameat2(2).
-_NO_EXCHANGE = frozenset((errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP))
+# Errors of kernels and file systems that do not support an operation, such as exchange with renameat2(2).
+_UNSUPPORTED = frozenset((errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP))
 
 
 def write_error(path: Path | str, error: OSError) -> CheckpointError:
@@ -100,7 +101,7 @@ def _write(descriptor: int, path: Path, content: bytes) -> None:
     """Write, sync and close a file; remove it on failure."""
     try:
         write_all(descriptor, content)
-        os.fsync(descriptor)
+        sync_file(descriptor)
     except OSError:
         with suppress(OSError):
             path.unlink()
@@ -141,7 +142,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     growing, descriptor = _create_temporary(path)
     try:
         write_all(descriptor, content)
-        os.fsync(descriptor)
+        sync_file(descriptor)
         growing.replace(path)
     except BaseException:
         growing.unlink(missing_ok=True)
@@ -188,8 +189,6 @@ def _remove_if_unlocked(path: Path) -> None:
 
 def _lock(descriptor: int, *, waiting: bool = True) -> bool:
     """Lock a file for this process; return False if another process holds it or locks are unsupported."""
-    import fcntl
-
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if waiting else fcntl.LOCK_NB))
     except OSError:
@@ -197,11 +196,33 @@ def _lock(descriptor: int, *, waiting: bool = True) -> bool:
     return True
 
 
+def sync_file(descriptor: int, *, is_data: bool = False) -> None:
+    """Make the content of an open file or directory durable.
+
+    Args:
+        descriptor: The file descriptor.
+        is_data: Whether times and permissions of the file need not be durable, which is faster.
+
+    Raises:
+        OSError: The system reports an error.
+    """
+    # On macOS, fsync(2) leaves data in the disk's cache, which F_FULLFSYNC flushes.
+    if (flush := getattr(fcntl, "F_FULLFSYNC", None)) is not None:
+        try:
+            fcntl.fcntl(descriptor, flush)
+            return
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+    sync = getattr(os, "fdatasync", os.fsync) if is_data else os.fsync
+    sync(descriptor)
+
+
 def sync_directory(path: Path) -> None:
     """Make the names in a directory durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(descriptor)
+        sync_file(descriptor)
     finally:
         os.close(descriptor)
 
@@ -238,7 +259,7 @@ def _sync_location(location: Path) -> None:
         return
     descriptor = os.open(location, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        os.fsync(descriptor)
+        sync_file(descriptor)
     finally:
         os.close(descriptor)
 
@@ -257,7 +278,7 @@ def exchange(a: Path, b: Path) -> bool:
     if call is None:
         return False
     code = call(os.fsencode(a), os.fsencode(b))
-    if code in _NO_EXCHANGE:
+    if code in _UNSUPPORTED:
         return False
     if code:
         raise OSError(code, os.strerror(code), str(b))

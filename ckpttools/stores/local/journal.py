@@ -26,7 +26,7 @@ from typing import Literal, TypeAlias
 from ckpttools.core.errors import UsageError
 from ckpttools.core.text import format_age
 from ckpttools.stores.local.file import read_whole, storage_error
-from ckpttools.stores.local.files import moved_error, sync_directory, write_all, write_error
+from ckpttools.stores.local.files import moved_error, sync_directory, sync_file, write_all, write_error
 from ckpttools.stores.publishing import PLAN_MARK, SUFFIX, JobInfo, LockedError, Record
 
 # A line takes 60 bytes, and more for each encoded chunk.
@@ -213,7 +213,7 @@ class Journal:
             # A checkpoint may have 100,000 files.
             while some := list(islice(waiting, _LINES_PER_WRITE)):
                 write_all(self._descriptor, b"".join(line(kind, content) for kind, content in some))
-            os.fsync(self._descriptor)
+            sync_file(self._descriptor)
         except OSError as error:
             raise write_error(self._path, error) from error
 

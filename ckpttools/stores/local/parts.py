@@ -16,7 +16,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from ckpttools.stores.local.files import names_in, sync_directory, write_all, write_error
+from ckpttools.stores.local.files import names_in, sync_directory, sync_file, write_all, write_error
 from ckpttools.stores.local.journal import line, lines
 from ckpttools.stores.publishing import Record
 from ckpttools.stores.shares import PARTS, Member, Share, describe_this_process, parse_share
@@ -69,7 +69,7 @@ class PartJournal:
     def _append(self, entries: Iterable[tuple[str, object]]) -> None:
         try:
             write_all(self._descriptor, b"".join(line(kind, content) for kind, content in entries))
-            os.fsync(self._descriptor)
+            sync_file(self._descriptor)
         except OSError as error:
             raise write_error(self._path, error) from error
 
