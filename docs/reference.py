@@ -23,6 +23,36 @@ SHARED_HEAD = f"""## {SHARED}
 
 Several calls take these keywords, with the same meaning. Each call lists which ones it takes.
 """
+# Members that callers use. The others serve implementations and other modules of the package.
+_MEMBERS = {
+    "DType": ("numpy", "itemsize"),
+    "LazyArray": ("ndim", "size", "nbytes", "read", "to_numpy", "stored_bits"),
+    "Prepared": ("destination", "gain", "check", "run"),
+    "PreparedCopy": ("report", "run", "check"),
+    "PreparedReshard": ("gain",),
+    "PreparedSave": (),
+    "Region": ("size", "slices", "intersect", "shifted"),
+    "Tree": ("find_path", "glob", "arrays", "with_metadata", "pipe", "nested"),
+}
+# Attributes of instances that callers only run, and that are documented elsewhere or by their types.
+_ATTRIBUTES = {
+    "Prepared": ("plan",),
+    "PreparedCopy": ("unchecked",),
+    "PreparedLoad": ("plan",),
+    "PreparedPrune": ("decision",),
+    "PreparedReshard": (),
+    "Resources": ("memory", "jobs", "requests"),
+}
+# Classes of options -> the call whose keywords of the same names are the same options.
+_SAME_OPTIONS = {
+    "CastMap": "cast",
+    "StackLayers": "stack",
+    "StripOptimizer": "strip_optimizer",
+    "ToHuggingFace": "maxtext_to_hf",
+    "ToMaxText": "hf_to_maxtext",
+    "UnstackLayers": "unstack",
+    "WriteOptions": "convert",
+}
 # A keyword with the same text in this many calls is documented once.
 _SHARED_CALLS = 3
 _SHARED_ANCHOR = SHARED.lower().replace(" ", "-")
@@ -152,8 +182,11 @@ def _members(public: type) -> Iterator[str]:
     if documented_bases:
         base_name = documented_bases[0].__name__
         yield from (f"Has the members of [`{base_name}`](#{base_name.lower()}).", "")
+    chosen = _MEMBERS.get(public.__name__, tuple(result))
     documented = {
-        name: item for name, item in result.items() if inspect.isroutine(_callable(item)) and item.__doc__
+        name: result[name]
+        for name in chosen
+        if name in result and inspect.isroutine(_callable(result[name])) and result[name].__doc__
     }
     if documented:
         yield from ("**Members**", "")
@@ -204,23 +237,51 @@ def _described(public: Any, shared: Mapping[str, str]) -> Iterator[str]:
             yield from _paragraph(text)
         elif section in ("Returns", "Yields"):
             yield from (f"**{section}** {_one_line(text)}", "")
+        elif section == "Attributes":
+            yield from _attribute_list(public, text, types)
+        elif section == "Args":
+            yield from ("**Args**", "", *_argument_list(public, text, shared), "")
         else:
-            yield from (f"**{section}**", "")
-            once: list[str] = []
-            for names, description in _entries(text):
-                if section == "Args" and all(shared.get(name) == description for name in names):
-                    once += names
-                    continue
-                label = ", ".join(f"`{types.pop(name, name)}`" for name in names)
-                yield f"* {label}: {description}" if names else f"* {description}"
-            group = None if inspect.isclass(public) else _keywords(public)
-            grouped = group.__annotations__ if group and section == "Args" else ()
-            names = [f"`{name}`" for name in once if name not in grouped]
-            if grouped:
-                names.append(f"those of `{group.__name__}`")
-            if names:
-                yield f"* [{SHARED}](#{_SHARED_ANCHOR}): {', '.join(names)}."
-            yield ""
+            yield from (f"**{section}**", "", *(_item(names, text) for names, text in _entries(text)), "")
+
+
+def _item(names: Iterable[str], text: str) -> str:
+    label = ", ".join(f"`{name}`" for name in names)
+    return f"* {label}: {text}" if label else f"* {text}"
+
+
+def _attribute_list(public: Any, text: str, types: Mapping[str, str]) -> Iterator[str]:
+    """Yield the attributes with their types; options of a call are only named."""
+    call = _SAME_OPTIONS.get(public.__name__)
+    options = inspect.signature(ckpttools.__getattr__(call)).parameters if call else {}
+    chosen = _ATTRIBUTES.get(public.__name__)
+    lines = [
+        _item([types.get(name, name) for name in names], description)
+        for names, description in _entries(text)
+        if not set(names) <= options.keys() and (chosen is None or set(names) & set(chosen))
+    ]
+    if same := [
+        f"`{types.get(name, name)}`" for names, _ in _entries(text) for name in names if name in options
+    ]:
+        lines.append(f"* as in [`{call}`](#{call}): {', '.join(same)}.")
+    if lines:
+        yield from ("**Attributes**", "", *lines, "")
+
+
+def _argument_list(public: Any, text: str, shared: Mapping[str, str]) -> Iterator[str]:
+    """Yield the arguments of a call; shared keywords are only named."""
+    group = None if inspect.isclass(public) else _keywords(public)
+    grouped = group.__annotations__ if group else {}
+    once: list[str] = []
+    for names, description in _entries(text):
+        if all(shared.get(name) == description for name in names):
+            once += [f"`{name}`" for name in names if name not in grouped]
+        else:
+            yield _item(names, description)
+    if group:
+        once.append(f"those of `{group.__name__}`")
+    if once:
+        yield f"* [{SHARED}](#{_SHARED_ANCHOR}): {', '.join(once)}."
 
 
 def _sections(public: Any) -> Iterator[tuple[str, str]]:
