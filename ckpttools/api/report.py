@@ -22,6 +22,7 @@ from ckpttools.core.errors import DestinationExistsError, StorageError
 from ckpttools.core.message_terms import option
 from ckpttools.core.options import declare
 from ckpttools.core.text import printable
+from ckpttools.quantized.view import quantized_view
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import LocationLike, parse
 
@@ -78,14 +79,16 @@ def report(
         _check(location, location_of(source), overwrite)
     with scanning(common) as scan:
         tree = opened(source, scan.read)
-        scan.fetch(tree)
-        html = _html(tree, scan, stats=stats)
+        values, _ = quantized_view(tree).plain_where_possible() if stats else (tree, "")
+        scan.fetch(values)
+        html, num_arrays = _html(tree, values, scan, stats=stats)
     if location is not None:
         _write(location, html)
-    return Page(location, len(html.encode()), len(tree.arrays), stats, html)
+    return Page(location, len(html.encode()), num_arrays, stats, html)
 
 
-def _html(tree: Tree, scan: ScanSettings, *, stats: bool) -> str:
+def _html(tree: Tree, values: Tree, scan: ScanSettings, *, stats: bool) -> tuple[str, int]:
+    """Return the page and the number of arrays on it. `values` is the tree with dequantized weights."""
     from ckpttools.inspection.html_report import MAX_HISTOGRAMS, contents, page
     from ckpttools.inspection.layer_rows import layer_rows
     from ckpttools.inspection.stats import inspect_stats
@@ -94,18 +97,17 @@ def _html(tree: Tree, scan: ScanSettings, *, stats: bool) -> str:
     result = None
     if stats:
         result = inspect_stats(
-            tree,
+            values,
             memory=scan.memory,
             jobs=scan.jobs,
             per_layer=True,
             histograms=True,
             most_histograms=MAX_HISTOGRAMS,
-            observe=scan.observer(tree.nbytes),
+            observe=scan.observer(values.nbytes),
         )
-    return page(
-        contents(inspect_tree(tree), result, layer_rows(tree)),
-        f"Report on {printable(tree.metadata.location)}",
-    )
+    report = inspect_tree(tree)
+    title = f"Report on {printable(tree.metadata.location)}"
+    return page(contents(report, result, layer_rows(values)), title), report.num_arrays
 
 
 def _check(output: Location, source: Location | None, overwrite: bool) -> None:

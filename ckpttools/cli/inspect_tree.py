@@ -31,7 +31,7 @@ from ckpttools.core.errors import SeveralCheckpointsError
 from ckpttools.core.options import switch
 from ckpttools.core.text import format_count, format_disk, format_type, plural, printable
 from ckpttools.inspection.comparison import Comparison
-from ckpttools.inspection.folding import Branch
+from ckpttools.inspection.folding import RNG_STATE, Branch
 from ckpttools.inspection.tree import ArrayReport, TreeReport
 from ckpttools.stores.location import Location
 
@@ -92,7 +92,7 @@ def tree(
             raise
         _print_members(error, as_json, requests)
         return
-    folded = partial(fold, report.arrays, largest_first=sort == "size", depth=depth)
+    folded = partial(fold, report.arrays, sort=sort, depth=depth)
     if as_json:
         _print_json(report, folded)
     else:
@@ -110,21 +110,22 @@ def _print_members(error: SeveralCheckpointsError, as_json: bool, requests: int 
     print_report(listing, listing_lines(listing), as_json=as_json)
 
 
-def _print_json(report: TreeReport, folded: Callable[[], Sequence[Branch]]) -> None:
+def _print_json(report: TreeReport, folded: Callable[..., Sequence[Branch]]) -> None:
     result = report_fields(report)
     comparison = result.pop("comparison")
+    # Programs get every array; people get one line for the random states.
     result["subtrees"] = folded()
     print_json(result | {"comparison": comparison} if comparison else result)
 
 
-def _print(report: TreeReport, flat: bool, folded: Callable[[], Sequence[Branch]]) -> None:
+def _print(report: TreeReport, flat: bool, folded: Callable[..., Sequence[Branch]]) -> None:
 
     if report.comparison:
         print_comparison(report, report.comparison, flat=flat)
     elif flat:
         print_flat(report)
     else:
-        print_tree(report, folded())
+        print_tree(report, folded(collapse_random=True))
 
 
 # A tree report on a terminal: facts, then the folded tree in columns.
@@ -187,6 +188,8 @@ def _row(branch: Branch, guides: tuple[bool, ...]) -> TreeRow:
         return TreeRow((name, format_array_type(branch.array), times, *sums), guides, _ARRAY)
     # The line of hidden children at least shows their number.
     hidden = "" if branch.children else plural(branch.count, "array")
+    if branch.name == RNG_STATE and hidden:
+        hidden += " (--flat lists them)"
     return TreeRow((name, hidden, "", *sums), guides, _SUBTREE_STYLES)
 
 

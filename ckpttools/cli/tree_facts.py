@@ -155,7 +155,7 @@ def _other_arrays_text(report: TreeReport) -> Iterator[tuple[str, str]]:
         name = report.optimizer.name if report.optimizer else None
         yield "optimizer", _join(name, plural(total.num_arrays, "array"), format_disk(total.nbytes))
     if total := report.roles.get("other"):
-        rng = f"{report.random_states} of them random states" if report.random_states else None
+        rng = f"{report.random_states:,} of them RNG state" if report.random_states else None
         yield "other", _join(plural(total.num_arrays, "array"), rng, format_disk(total.nbytes))
 
 

@@ -1,7 +1,7 @@
 """A short view of many arrays: siblings that differ only in one number in their names become one line.
 
 `layers_0 … layers_31` with equal contents are shown as `layers_{0..31}`; experts inside them are folded, too.
-Every second layer is shown as `layers_{0..30 by 2}`.
+Every second layer is shown as `layers_{0..30 by 2}`. Parameters precede optimizer state and everything else.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ from math import prod
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.text import natural_key
 from ckpttools.inspection.tree import ArrayReport
+from ckpttools.roles.of_tree import ROLES
 
 _NUMBER = re.compile(r"[0-9]+")
 # Names of real trees are not deeper. The remainder stays one key.
 _MAX_DEPTH = 64
+RNG_STATE = "RNG state"
+"""Name of the branch of collapsed random states."""
 # Minimum number of evenly spaced numbers that become one range.
 _MIN_STRIDE = 4
 
@@ -48,24 +51,41 @@ class Branch:
 
 
 def fold(
-    arrays: Iterable[ArrayReport], *, largest_first: bool = False, depth: int | None = None
+    arrays: Iterable[ArrayReport],
+    *,
+    sort: str | None = None,
+    depth: int | None = None,
+    collapse_random: bool = False,
 ) -> tuple[Branch, ...]:
     """Return the arrays as a tree with repetitions folded.
 
     Args:
         arrays: Arrays with distinct paths.
-        largest_first: Whether to sort siblings by size; otherwise they are in the natural order of their
-            names.
+        sort: "size" to sort siblings by size, largest first, "name" for the natural order of their names;
+            None for parameters first, then optimizer state, then others, each by name.
         depth: Number of levels to keep, at least 1; None for all. Totals include all levels.
+        collapse_random: Whether several states of random number generators become one last branch, unless
+            there is nothing else.
     """
     ordered = list(arrays)
+    hidden = [array for array in ordered if array.is_random] if collapse_random else []
+    if len(hidden) in (1, len(ordered)):
+        hidden = []
     # Formats without a tree have flat names, in which dots separate keys.
     joint = "/" if any("/" in item.path for item in ordered) else "."
-    root = _Node()
+    root, total = _Node(), sum(array.nbytes for array in ordered)
     for array in ordered:
-        root.location(array.path.split(joint, _MAX_DEPTH), array)
+        if not (hidden and array.is_random):
+            root.location(array.path.split(joint, _MAX_DEPTH), array)
     root.sign({})
-    return _limit_depth(_Folding(joint, root.nbytes, largest_first).branches(root, repeated=1), depth)
+    branches = _limit_depth(_Folding(joint, total, sort).branches(root, repeated=1), depth)
+    return (*branches, _random_branch(hidden, total)) if hidden else branches
+
+
+def _random_branch(arrays: Sequence[ArrayReport], total: int) -> Branch:
+    """Return one branch without children for the states of random number generators."""
+    size, nbytes = sum(prod(array.shape) for array in arrays), sum(array.nbytes for array in arrays)
+    return Branch(RNG_STATE, None, 1, len(arrays), size, nbytes, nbytes / total if total else 0.0, ())
 
 
 def _limit_depth(branches: tuple[Branch, ...], depth: int | None) -> tuple[Branch, ...]:
@@ -90,6 +110,8 @@ class _Node:
     count: int = 0
     num_elements: int = 0
     nbytes: int = 0
+    # Index of the first role, in the order of reports, that an array here or below has.
+    rank: int = len(ROLES)
 
     def location(self, keys: Iterable[str], array: ArrayReport) -> None:
         node = self
@@ -106,12 +128,14 @@ class _Node:
         if array := self.array:
             own = array.shape, array.dtype, array.role, array.sharding, array.quantized
             self.count, self.num_elements, self.nbytes = 1, prod(array.shape), array.nbytes
+            self.rank = ROLES.index(array.role)
         below = []
         for name, child in self.children.items():
             child.sign(known)
             self.count += child.count
             self.num_elements += child.num_elements
             self.nbytes += child.nbytes
+            self.rank = min(self.rank, child.rank)
             below.append((name, child.signature))
         below.sort()
         self.signature = known.setdefault((own, *below), len(known))
@@ -119,19 +143,21 @@ class _Node:
 
 @dataclass(frozen=True, slots=True)
 class _Folding:
-    """Converts nodes to branches; `total` is the size of all arrays in bytes."""
+    """Converts nodes to branches; `total` is the size of all arrays in bytes, `sort` as in `fold`."""
 
     joint: str
     total: int
-    largest_first: bool
+    sort: str | None
 
     def branches(self, node: _Node, repeated: int) -> tuple[Branch, ...]:
         """Return the folded children of a node that itself stands for `repeated` nodes."""
-        result = (
-            self._branch(name, node.children[members[0]], repeated * len(members))
-            for name, members in _fold_children(node.children)
-        )
-        return tuple(sorted(result, key=lambda item: -item.nbytes) if self.largest_first else result)
+        lines = _fold_children(node.children)
+        if self.sort is None:
+            lines.sort(key=lambda line: node.children[line[1][0]].rank)
+        result = [
+            self._branch(name, node.children[members[0]], repeated * len(members)) for name, members in lines
+        ]
+        return tuple(sorted(result, key=lambda item: -item.nbytes) if self.sort == "size" else result)
 
     def _branch(self, name: str, first: _Node, times: int) -> Branch:
         """Return one line for `times` nodes like `first`. Keys without siblings are joined."""

@@ -38,16 +38,18 @@ def contents(tree: TreeReport, stats: StatsReport | None, rows: Mapping[Path, La
 
     Args:
         tree: Report of all arrays.
-        stats: Statistics of the same arrays, by layer and with distributions; None for a page without
+        stats: Statistics of these arrays, by layer and with distributions; None for a page without
             statistics.
         rows: Layers of the arrays.
     """
+    by_path = {} if stats is None else {array.path: array for array in stats.arrays}
+    arrays = [by_path.get(array.path) for array in tree.arrays]
     return {
         "facts": _facts(tree),
         **_columns(tree.arrays),
-        "stats": None if stats is None else _statistics(stats.arrays),
-        "histograms": {} if stats is None else _histograms(stats.arrays),
-        "heat": [] if stats is None else _heat(stats.arrays, rows),
+        "stats": None if stats is None else _statistics(arrays),
+        "histograms": _histograms(arrays),
+        "heat": _heat(filter(None, arrays), rows),
     }
 
 
@@ -102,8 +104,11 @@ def _index_words(words: Sequence[str]) -> dict[str, Any]:
     return {"words": list(numbers), "indices": indices}
 
 
-def _statistics(arrays: Sequence[ArrayStats]) -> dict[str, list[Any]]:
-    return {name: [_short(getattr(array.statistics, name)) for array in arrays] for name in _COLUMNS}
+def _statistics(arrays: Sequence[ArrayStats | None]) -> dict[str, list[Any]]:
+    return {
+        name: [None if array is None else _short(getattr(array.statistics, name)) for array in arrays]
+        for name in _COLUMNS
+    }
 
 
 def _short(number: float | None) -> float | None:
@@ -112,9 +117,13 @@ def _short(number: float | None) -> float | None:
     return float(f"{number:.{_DIGITS}g}") if isfinite(number) else None
 
 
-def _histograms(arrays: Sequence[ArrayStats]) -> dict[str, Any]:
+def _histograms(arrays: Sequence[ArrayStats | None]) -> dict[str, Any]:
     """Return the distributions of the largest arrays that have one, by index of the array."""
-    having = ((index, item, item.distribution) for index, item in enumerate(arrays) if item.distribution)
+    having = (
+        (index, item, item.distribution)
+        for index, item in enumerate(arrays)
+        if item is not None and item.distribution
+    )
     largest = sorted(having, key=lambda result: -result[1].nbytes)[:MAX_HISTOGRAMS]
     return {str(index): _histogram(item.statistics.zeros, spread) for index, item, spread in largest}
 
@@ -165,8 +174,8 @@ class _HeatRow:
         return {"name": printable(self.name), "role": self.role, "layers": layers}
 
 
-def _heat(arrays: Sequence[ArrayStats], rows: Mapping[Path, LayerRow]) -> list[dict[str, Any]]:
-    """Return the rows of the heat map in the order of the checkpoint, each with all layers of a parameter."""
+def _heat(arrays: Iterable[ArrayStats], rows: Mapping[Path, LayerRow]) -> list[dict[str, Any]]:
+    """Return the rows of the heat map in the order of the arrays, each with all layers of a parameter."""
     by_path = {keystr(path): row for path, row in rows.items()}
     built: dict[str, _HeatRow] = {}
     for array in arrays:

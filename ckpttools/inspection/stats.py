@@ -23,7 +23,7 @@ from ckpttools.inspection.distribution import Counts, Distribution, count_patter
 from ckpttools.inspection.layer_rows import LayerRow, layer_rows
 from ckpttools.inspection.moment_statistics import Moments
 from ckpttools.plan.pieces import Tiles
-from ckpttools.roles.of_tree import Role, roles
+from ckpttools.roles.of_tree import ROLES, Role, roles
 from ckpttools.run.scanning import scan
 
 
@@ -84,7 +84,7 @@ class StatsReport(Tabular):
         path, format, step: Path, format and step of the checkpoint.
         num_arrays, nbytes: Totals of `arrays`.
         nan, inf: Number of such elements in all arrays.
-        arrays: Arrays in the order of the checkpoint.
+        arrays: Parameters, then optimizer state, then others; each in the order of the checkpoint.
         remarks: For quantized weights, whether the statistics are of dequantized or stored values.
     """
 
@@ -160,10 +160,10 @@ def inspect_stats(
     pieces = groupby(results, key=lambda item: item.index)
     result = {index: look.joined(index, (item.result for item in group)) for index, group in pieces}
     known = roles(tree)
-    arrays = tuple(
+    arrays = [
         _stats(path, array, known.of(path), result.get(index, _ArraySummary({}, None)))
         for index, (path, array) in enumerate(selected.items())
-    )
+    ]
     return StatsReport(
         path=tree.metadata.location,
         format=tree.metadata.format,
@@ -172,7 +172,7 @@ def inspect_stats(
         nbytes=sum(item.nbytes for item in arrays),
         nan=sum(item.statistics.nan for item in arrays),
         inf=sum(item.statistics.inf for item in arrays),
-        arrays=arrays,
+        arrays=tuple(sorted(arrays, key=lambda item: ROLES.index(item.role))),
     )
 
 

@@ -30,7 +30,7 @@ from ckpttools.maxtext.versions import SCAN_LAYERS, VERSIONS, FlavorName, Kind
 from ckpttools.maxtext.view import Optimizer, view_of
 from ckpttools.quantized.view import DequantizedTree, Quantization, quantized_view
 from ckpttools.quantized.weights import is_scale
-from ckpttools.roles.of_tree import Role
+from ckpttools.roles.of_tree import ROLES, Role
 from ckpttools.stores.costs import Traffic
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class ArrayReport:
         sharding: Sharding at the time of saving; None if not stored or not requested.
         quantized: Storage of a quantized weight, such as `fp8 128x128`; None for plain arrays. Shape and
             dtype are those of the dequantized weight, and the size is that of the quantized values.
+        is_random: Whether the array is the state of a random number generator, which has role "other".
     """
 
     path: str
@@ -56,6 +57,7 @@ class ArrayReport:
     role: Role
     sharding: Sharding | None = None
     quantized: str | None = None
+    is_random: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +96,10 @@ class TreeReport(Tabular):
         num_arrays, num_parameters, nbytes: Totals of `arrays`; `num_parameters` counts elements of
             parameters.
         custom_metadata: User metadata in the checkpoint.
-        arrays: Arrays in the order of the checkpoint. A quantized weight is one array, and its scales are
-            only in `scales`.
-        layers, optimizer, random_states: See `ckpttools.maxtext.view.MaxTextView`.
+        arrays: Parameters, then optimizer state, then others; each in the order of the checkpoint. A
+            quantized weight is one array, and its scales are only in `scales`.
+        layers, optimizer: See `ckpttools.maxtext.view.MaxTextView`.
+        random_states: Number of `arrays` that are the state of a random number generator.
         families: The best matching model families, if families were compared.
         maxtext: MaxText versions that store such a model in this way, newest first; () if all or none do.
         roles: Totals of the arrays by role; roles without arrays are left out.
@@ -185,7 +188,8 @@ def inspect_tree(
     """
     quantized = quantized_view(tree)
     dequantized = quantized.shown()
-    arrays = filter_items(_reports(dequantized, shardings), attrgetter("path"), pattern, or_none=or_none)
+    reports = sorted(_reports(dequantized, shardings), key=lambda array: ROLES.index(array.role))
+    arrays = filter_items(reports, attrgetter("path"), pattern, or_none=or_none)
     scales = _scales(tree, dequantized, {array.path for array in arrays})
     parameters = [array for array in arrays if array.role == "parameter"]
     view, metadata = view_of(tree), tree.metadata
@@ -205,7 +209,7 @@ def inspect_tree(
         arrays=arrays,
         layers=view.layers,
         optimizer=view.optimizer if view.is_maxtext else None,
-        random_states=view.random_states if view.is_maxtext else 0,
+        random_states=sum(array.is_random for array in arrays),
         families=guesses,
         maxtext=versions if len(versions) < len(VERSIONS) else (),
         roles=_totals((array.role, array) for array in arrays),
@@ -265,7 +269,9 @@ def _reports(dequantized: DequantizedTree, shardings: Mapping[Path, Sharding]) -
         name, sharding = keystr(path), shardings.get(path)
         weight = dequantized.weights.get(path)
         quantized = weight.scheme if weight else None
-        yield ArrayReport(name, array.shape, array.dtype.name, nbytes, known.of(path), sharding, quantized)
+        role = known.of(path)
+        is_random = role == "other" and known.is_random(path)
+        yield ArrayReport(name, array.shape, array.dtype.name, nbytes, role, sharding, quantized, is_random)
 
 
 def _totals(arrays: Iterable[tuple[str, ArrayReport]]) -> dict[str, Total]:

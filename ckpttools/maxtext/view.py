@@ -58,7 +58,7 @@ from ckpttools.maxtext.versions import (
     FlavorName,
     Kind,
 )
-from ckpttools.roles.names import RANDOM, container, wraps
+from ckpttools.roles.names import container, wraps
 from ckpttools.roles.of_tree import Role, Roles, roles
 
 OptimizerName = Literal["adamw", "adam_pax", "sgd", "unknown"]
@@ -306,11 +306,6 @@ class MaxTextView:
         state = {path: self.leaves[path] for path in self.of_role("optimizer")}
         inner = [self.roles.below_optimizer(path) for path in state]
         return optimizer_of(state, inner, self.parameters, self.flavor)
-
-    @property
-    def random_states(self) -> int:
-        """Return the number of arrays with random states."""
-        return sum(RANDOM in path for path in self.of_role("other") if path in self.arrays)
 
     @property
     def contradictions(self) -> tuple[str, ...]:

@@ -53,6 +53,8 @@ from ckpttools.roles.names import (
 from ckpttools.roles.optimizer_state import collect_branch_state, named_state, unnamed_state
 
 Role = Literal["parameter", "optimizer", "other"]
+ROLES: tuple[Role, ...] = ("parameter", "optimizer", "other")
+"""Roles in the order of reports."""
 # Number of leading keys that distinguish the largest parts of a tree, apart from nested wrappers.
 _HEAD = 4
 # The dtypes of JAX random keys and of the states that torch stores.
@@ -114,6 +116,13 @@ class Roles:
             if above in self.others:
                 return "other"
         return "other" if is_bookkeeping(keys) and keys not in self.learned else "parameter"
+
+    def is_random(self, path: Path) -> bool:
+        """Return whether the leaf at a path is the state of a random number generator."""
+        if self.of(path) != "other":
+            return False
+        keys = keys_of(path)
+        return is_random(keys) or any(keys[:length] in self.others for length in self._lengths)
 
     def below_optimizer(self, path: Path) -> Path:
         """Return a leaf's path inside its optimizer state: below the last key that names an optimizer."""

@@ -120,7 +120,8 @@ class TestGolden:
         assert (view.kind, view.flavor, view.scan_axis) == ("stacked-training", LINEN, 1)
         assert view.layers == (LayerGroup("decoder/layers", 4, "stacked"),)
         assert view.optimizer == Optimizer("adamw", ("opt_state/0/mu", "opt_state/0/nu"))
-        assert (view.metadata.step, view.random_states, view.contradictions) == (1, 30, ())
+        assert (view.metadata.step, view.contradictions) == (1, ())
+        assert ckpttools.inspect(TRAINED).random_states == 30
 
     @pytest.mark.parametrize("scan", [True, False])
     def test_golden_conversions_are_recognized(self, scan):

@@ -15,7 +15,7 @@ from support.internals import Constant, LayerGroup, Path, Sharding, inspect_tree
 
 from ckpttools import DTYPES, Empty, Metadata, Tree, UsageError
 from ckpttools.core.text import natural_key
-from ckpttools.inspection.folding import Branch, fold, sort_arrays
+from ckpttools.inspection.folding import RNG_STATE, Branch, fold, sort_arrays
 from ckpttools.inspection.tree import ArrayReport, Total, TreeReport, TreeWarning
 from ckpttools.maxtext.view import Optimizer
 
@@ -67,12 +67,12 @@ class TestInspectTree:
             nbytes=8 + 16 + 64 + 32,
             custom_metadata={"scan_layers": True},
             arrays=(
-                ArrayReport("step", (), "int64", 8, "other"),
                 ArrayReport(
                     "params/params/decoder/decoder_norm/scale", (8,), "bfloat16", 16, "parameter", sharding
                 ),
                 ArrayReport("params/params/decoder/layers/norm/scale", (8, 4), "bfloat16", 64, "parameter"),
                 ArrayReport("opt_state/0/mu", (8,), "float32", 32, "optimizer"),
+                ArrayReport("step", (), "int64", 8, "other"),
             ),
             layers=(LayerGroup("decoder/layers", 4, "stacked"),),
             optimizer=Optimizer("unknown"),
@@ -148,9 +148,32 @@ class TestFold:
         report = inspect_tree(tree, shardings={("l_1",): cut})
         assert [branch.name for branch in fold(report.arrays)] == ["l_0", "l_1"]
 
+    def test_parameters_precede_optimizer_state_and_the_rest(self):
+        arrays = {
+            "a_step/count": ArrayReport("a_step/count", (), "int32", 4, "other"),
+            "b/mu": ArrayReport("b/mu", (8,), "float32", 32, "optimizer"),
+            "c/a_rng": ArrayReport("c/a_rng", (2,), "uint32", 8, "other", is_random=True),
+            "c/z": ArrayReport("c/z", (2,), "float32", 8, "parameter"),
+            "d_rng": ArrayReport("d_rng", (2,), "uint32", 8, "other", is_random=True),
+        }
+        top = fold(arrays.values())
+        assert [branch.name for branch in top] == ["c", "b/mu", "a_step/count", "d_rng"]
+        assert [branch.name for branch in top[0].children] == ["z", "a_rng"]
+        assert [branch.name for branch in fold(arrays.values(), sort="name")] == sorted(
+            branch.name for branch in top
+        )
+        folded_names = [(item.name, item.count) for item in fold(arrays.values(), collapse_random=True)]
+        assert folded_names == [("c/z", 1), ("b/mu", 1), ("a_step/count", 1), (RNG_STATE, 2)]
+
+    def test_random_states_alone_are_not_collapsed(self):
+        keys = [ArrayReport(f"rngs/{k}", (2,), "uint32", 8, "other", is_random=True) for k in "ab"]
+        assert fold(keys, collapse_random=True) == fold(keys)
+        one = [keys[0], ArrayReport("w", (2,), "float32", 8, "parameter")]
+        assert fold(one, collapse_random=True) == fold(one)
+
     def test_branches_are_sorted_largest_first(self):
         arrays = {"a": constant(1), "b/c": constant(2), "b/d": constant(8), "e": constant(4)}
-        branches = fold(reported(arrays).arrays, largest_first=True)
+        branches = fold(reported(arrays).arrays, sort="size")
         assert [branch.name for branch in branches] == ["b", "e", "a"]
         assert [branch.name for branch in branches[0].children] == ["d", "c"]
 

@@ -97,6 +97,7 @@ class TestJson:
             "role": "parameter",
             "sharding": None,
             "quantized": None,
+            "is_random": False,
         }
 
     def test_json_describes_safetensors(self, llama: Path):
@@ -160,7 +161,20 @@ class TestFacts:
         facts = facts_of(ORBAX / "maxtext_nnx")
         assert facts["kind"] == "stacked-training, linen, scan axis 1"
         assert facts["optimizer"] == "adamw, 11 arrays, 4.29 kB"
-        assert facts["other"] == "3 arrays, 2 of them random states, 16 B"
+        assert facts["other"] == "3 arrays, 2 of them RNG state, 16 B"
+
+    def test_tree_of_a_run_starts_with_parameters_and_folds_random_states(self):
+        lines = ckpt("inspect", "tree", ORBAX / "maxtext_nnx", "--depth", 1).stdout.splitlines()
+        names = [line.split()[0] for line in lines[lines.index("") + 2 :]]
+        assert names == ["params/params", "opt_state/0", "step", "RNG"]
+        assert "2 arrays (--flat lists them)" in lines[-1]
+        flat = ckpt("inspect", "tree", ORBAX / "maxtext_nnx", "--flat").stdout
+        assert flat.count("/rngs/") == 2
+        result = json_of(ORBAX / "maxtext_nnx")
+        random = [item["path"] for item in result["arrays"] if item["is_random"]]  # type: ignore[attr-defined]
+        assert len(random) == result["random_states"] == 2
+        assert len(result["arrays"]) == 19  # type: ignore[arg-type]
+        assert sum(branch["count"] for branch in result["subtrees"]) == 19  # type: ignore[attr-defined]
 
     def test_header_warns_about_an_unfinished_step(self):
         for name, directory in (

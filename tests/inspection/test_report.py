@@ -19,7 +19,7 @@ from support.chromium import Browser, browser, executable
 from support.command_line import ckpt
 from support.golden_data import golden_checkpoint
 from support.internals import Constant, inspect_tree
-from support.locations import HF
+from support.locations import GOLDEN_0_2_5, HF
 
 import ckpttools
 from ckpttools import DTYPES, Tree
@@ -74,6 +74,14 @@ class TestPackedContents:
         save_file(layers, tmp_path / "c.safetensors")
         (row,) = packed(ckpttools.open(tmp_path / "c.safetensors"))["heat"]
         assert [cell[1] for cell in row["layers"].values()] == [0] * 4
+
+    def test_statistics_of_quantized_weights_are_next_to_their_names(self):
+        source = GOLDEN_0_2_5 / "qwen3.5-fp8" / "hf"
+        result = unpacked(ckpttools.report(source, memory="512MiB", jobs=1).html)
+        assert len(result["bytes"]) == len(result["stats"]["norm"])
+        norms = {array.path: array.statistics.norm for array in ckpttools.stats(source, jobs=1).arrays}
+        paths = [array.path for array in ckpttools.inspect(source).arrays]
+        assert result["stats"]["norm"] == pytest.approx([norms[path] for path in paths])
 
     def test_heat_map_rows_are_equal_stacked_or_not(self):
         stacked, single = (packed(ckpttools.open(golden_checkpoint(scan)))["heat"] for scan in (True, False))

@@ -34,7 +34,7 @@ TREE = (
         "sort",
         ("size", "name"),
         None,
-        "Sort by size (largest first) or name. Default: stored order; a folded tree by name.",
+        "Sort by size (largest first) or name. Default: parameters, then optimizer state, then the rest.",
     ),
     switch("sharding", "Show the device layout that was saved: bfloat16[4096@fsdp,14336]."),
     Option(
@@ -51,7 +51,12 @@ TREE = (
 SORTS = ("size", "min", "max", "mean", "std", "norm", "max-abs", "zeros", "subnormals", "nan", "inf")
 STATS = (
     _FILTER_READ,
-    Option("sort", SORTS, None, "Sort by this value, largest first. Default: the checkpoint's order."),
+    Option(
+        "sort",
+        SORTS,
+        None,
+        "Sort by this value, largest first. Default: parameters, then optimizer state, then the rest.",
+    ),
     switch("per_layer", "Also compute the statistics of each layer of stacked arrays."),
     switch("histogram", "Also compute a histogram of each array over powers of two."),
 )
