@@ -49,7 +49,7 @@ def test_missing_path_raises_key_error_with_hint():
         tree["params/layers/0/kernle"]
     assert isinstance(caught.value, CheckpointError) and caught.value.location == "here"
     assert str(caught.value).startswith("no array has this name")
-    with pytest.raises(NoSuchPathError, match=r"glob\('params/layers'\)"):
+    with pytest.raises(NoSuchPathError, match="this path has 3 arrays below it"):
         tree["params/layers"]
     with pytest.raises(KeyError):
         tree[("params", "layers", 7)]
