@@ -38,7 +38,6 @@ class Version:
         stacked_by_kind: Families with a stack for each kind of layer in their cycle; other models with linear
             attention have one for each position. Model names begin with these names.
         absent_models: Names of unsupported models.
-        absent_settings: Names of removed settings.
         has_fp8: Whether the version supports FP8 weights with scales.
     """
 
@@ -50,7 +49,6 @@ class Version:
     variables: tuple[Path, ...] = ()
     stacked_by_kind: tuple[str, ...] = ()
     absent_models: frozenset[str] = frozenset()
-    absent_settings: frozenset[str] = frozenset()
     has_fp8: bool = False
 
 
@@ -66,7 +64,6 @@ VERSIONS: Mapping[str, Version] = {
             learned_variables=True,
             variables=(_BIAS_V3, _BIAS_V4, _TABLE_V4),
             stacked_by_kind=("qwen3-next",),
-            absent_settings=frozenset({"pure_nnx"}),
             has_fp8=True,
         ),
         Version(

@@ -424,17 +424,19 @@ class TestRefusals:
             ("run_name=2026", "both", "run_name=2026 (command line): MaxText expects text"),
             ("load_parameters_path=", "both", "MaxText expects text"),
             ("enable_checkpointing=maybe", "both", "MaxText expects true or false"),
-            ("steps=many", "both", "MaxText expects a number"),
+            ("steps=many", "both", "MaxText expects an integer"),
             ("steps=1.5", "both", "MaxText expects an integer"),
             ("load_parameters_path=none", "both", "MaxText expects text"),
             ("base_output_directory=none", "both", "MaxText expects text"),
-            ("pure_nnx=true", "0.2.5", "has no setting pure_nnx"),
-            ("load_paramters_path=a", "both", "MaxText has no setting load_paramters_path"),
-            ("scan_layer=false", "both", "MaxText has no setting scan_layer"),
+            ("pure_nnx=true", "0.2.5", "MaxText 0.2.5 has no such setting"),
+            ("load_paramters_path=a", "both", "has no such setting"),
+            ("scan_layer=false", "both", "has no such setting"),
+            ("foo=1", "both", "foo=1 (command line): MaxText"),
+            ("weight_block_size=[1]", "e591f30", "MaxText e591f30 has no such setting"),
             ("model_name=llama9", "both", "does not support model_name=llama9"),
             ("model_name=weaver-max", "e591f30", "does not support model_name=weaver-max"),
             ("source_checkpoint_layout=torch", "both", "does not support source_checkpoint_layout=torch"),
-            ("lora_restore_path=a", "both", "no setting lora_restore_path at the top"),
+            ("lora_restore_path=a", "both", "has no such setting"),
             ("model_name=llama3.1-8b vocab_size=7", "both", "the model sets other values"),
             ("enable_emergency_checkpoint=true", "both", "needs local_checkpoint_directory"),
             (
@@ -459,6 +461,22 @@ class TestRefusals:
         for version in VERSIONS:
             result = resolve(*words.split(), maxtext=version)
             assert (what in texts(result)) == (versions in ("both", version)), result
+
+    @pytest.mark.parametrize(
+        ("word", "version", "hint"),
+        [
+            ("scan_layer=false", "0.2.5", "did you mean scan_layers?"),
+            ("lora_rank=4", "0.2.5", "write lora.lora_rank"),
+            ("foo=1", "0.2.5", "leave it out"),
+            ("pure_nnx=true", "0.2.5", "leave it out, or use MaxText e591f30, which has it"),
+            ("weight_block_size=[1]", "e591f30", "leave it out, or use MaxText 0.2.5, which has it"),
+        ],
+    )
+    def test_unknown_settings_are_refused_as_by_maxtext_config(self, word, version, hint):
+        (problem,) = resolve(word, maxtext=version).problems
+        (mistake,) = ckpttools.maxtext_config(HF, check=[word], maxtext=version).mistakes
+        assert problem.what.endswith(f"(command line): {mistake.reason}")
+        assert hint in problem.do and hint in mistake.hint
 
     @pytest.mark.parametrize(
         "words",

@@ -166,7 +166,11 @@ class MaxTextConfig:
 
 def format_value(value: Any) -> str:
     """Format a value for MaxText's command line."""
-    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+    try:
+        return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), default=str)
+    except (ValueError, RecursionError):
+        # A list that contains itself, through an alias in YAML.
+        return str(value)
 
 
 def _lines(values: Mapping[str, Any]) -> list[str]:

@@ -9,7 +9,9 @@ from typing import Any
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import did_you_mean
+from ckpttools.core.message_terms import option
 from ckpttools.maxtext.config.report import Mistake, ModelSetting, format_value
+from ckpttools.maxtext.versions import VERSIONS
 from ckpttools.stores.registry import parse
 
 _LIST = "setting_kinds.txt"
@@ -127,9 +129,8 @@ def find_mistakes(settings: Iterable[ModelSetting], version: str) -> Iterator[Mi
     for item in settings:
         kind = kinds.get(item.name)
         if kind is None:
-            within = next((name for name in kinds if name.endswith(f".{item.name}")), None)
-            hint = f"write {within}" if within else did_you_mean(item.name, kinds) or "leave it out"
-            yield Mistake(item.name, item.value, item.source, f"MaxText {version} has no such setting", hint)
+            reason = f"MaxText {version} has no such setting"
+            yield Mistake(item.name, item.value, item.source, reason, _name_hint(item.name, version))
         elif isinstance(item.value, Mapping) and any(name.startswith(f"{item.name}.") for name in kinds):
             inner = (ModelSetting(f"{item.name}.{key}", at, item.source) for key, at in item.value.items())
             yield from find_mistakes(inner, version)
@@ -137,6 +138,17 @@ def find_mistakes(settings: Iterable[ModelSetting], version: str) -> Iterator[Mi
             yield Mistake(
                 item.name, item.value, item.source, f"MaxText expects {expected}", _value_hint(kind, item)
             )
+
+
+def _name_hint(name: str, version: str) -> str:
+    """Return a hint for a setting that a version of MaxText does not have."""
+    kinds = setting_kinds(version)
+    if within := next((known for known in kinds if known.endswith(f".{name}")), None):
+        return f"write {within}"
+    others = [other for other in VERSIONS if other != version and name in setting_kinds(other)]
+    if others:
+        return f"leave it out, or use MaxText {others[0]}, which has it: {option('maxtext', others[0])}"
+    return did_you_mean(name, kinds) or "leave it out"
 
 
 def _is_empty(setting: ModelSetting) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ConfigError, FormatError
+from ckpttools.maxtext.config.report import ModelSetting
 from ckpttools.maxtext.loading.command import ParsedCommand, merge_nested, parse_value
 from ckpttools.maxtext.loading.model_sizes import MODELS, architecture
 from ckpttools.maxtext.loading.report import Problem, RunSetting
@@ -67,8 +68,12 @@ def merge_settings(command: ParsedCommand, environment: Mapping[str, str]) -> Se
         f"{name} contains ${{…}}, which is not evaluated here; its default is used" for name in interpolated
     ]
     plain = {name: item for name, item in known.items() if name not in interpolated}
-    unknown = tuple(name for name in result if name not in known)
-    return Settings(plain, path is not None, tuple(contradictions), tuple(notes), unknown)
+    given = {
+        name: ModelSetting(name, value, layer.source)
+        for layer in (*files, declared, env)
+        for name, value in flat_settings(layer.values)
+    }
+    return Settings(plain, path is not None, tuple(contradictions), tuple(notes), tuple(given.values()))
 
 
 def flat_settings(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import did_you_mean
+from ckpttools.maxtext.config.report import ModelSetting, format_value
+from ckpttools.maxtext.config.setting_kinds import find_mistakes
 from ckpttools.maxtext.loading.model_sizes import KNOWN_NAMES
 from ckpttools.maxtext.loading.report import Problem, RunSetting
 from ckpttools.maxtext.versions import Version
@@ -65,25 +66,6 @@ SIZES: Mapping[str, object] = {
 DEFAULTS: Mapping[str, object] = {**_BASE, **_MODEL, **SIZES}
 """Maps the name of a setting to its value in MaxText's own configuration."""
 LAYOUTS = ("orbax", "safetensors", "safetensors_dynamic")
-# Text settings that may be null, and those that may be empty, which means null in YAML.
-_MAY_BE_NONE = ("checkpoint_conversion_fn", "checkpoint_todelete_subdir", "run_name")
-_MAY_BE_EMPTY = ("base_output_directory",)
-# MaxText settings that are not used here, but have names similar to settings that are.
-_UNCHECKED_SETTINGS = frozenset(
-    (
-        "base_moe_mlp_dim",
-        "checkpoint_period",
-        "kv_lora_rank",
-        "num_decoder_layers",
-        "num_kv_heads",
-        "num_query_heads",
-        "o_lora_rank",
-        "q_lora_rank",
-        "using_pipeline_parallelism",
-        "v_head_dim",
-    )
-)
-_MIN_SIMILARITY = 0.85
 LOCAL_TIERS = ("enable_multi_tier_checkpointing", "enable_emergency_checkpoint")
 # The values that pydantic accepts.
 _BOOLEAN_VALUES = {
@@ -101,14 +83,14 @@ class Settings:
         has_file: Whether a configuration file is named, so that its defaults count as declared.
         contradictions: Contradictory declarations, which MaxText refuses.
         notes: Notes on how names were interpreted.
-        unknown: The names of other settings.
+        given: All settings of files, the command line and the environment, including irrelevant ones.
     """
 
     declared: Mapping[str, RunSetting]
     has_file: bool = False
     contradictions: tuple[Problem, ...] = ()
     notes: tuple[str, ...] = ()
-    unknown: tuple[str, ...] = ()
+    given: tuple[ModelSetting, ...] = ()
 
     def __getitem__(self, name: str) -> RunSetting:
         return self.declared.get(name) or RunSetting(name, DEFAULTS[name], DEFAULT)
@@ -150,7 +132,6 @@ def settings_problems(settings: Settings, version: Version) -> Iterator[Problem]
         version: The version of MaxText.
     """
     yield from settings.contradictions
-    yield from _type_problems(settings)
     yield from _name_problems(settings, version)
     if settings.text("load_parameters_path") and settings.text("load_full_state_path"):
         yield Problem(
@@ -172,64 +153,10 @@ def _renames_before_deletion(settings: Settings) -> bool:
     return is_managed and bool(settings.text("checkpoint_todelete_subdir"))
 
 
-def _type_problems(settings: Settings) -> Iterator[Problem]:
-    for setting in settings.declared.values():
-        problem = _type_mismatch(setting) if setting.name in DEFAULTS else None
-        if problem:
-            problem_text = f"{setting.name}={_value_text(setting.value)} ({setting.source}): {problem}"
-            yield Problem(problem_text, _type_hint(setting))
-
-
-def _type_mismatch(setting: RunSetting) -> str | None:
-    """Return what MaxText expects instead of a value; None if it accepts the value."""
-    expected, value = DEFAULTS[setting.name], setting.value
-    if isinstance(expected, bool):
-        return None if str(value).lower() in _BOOLEAN_VALUES else "MaxText expects true or false"
-    if isinstance(expected, str):
-        is_none = value is None or (isinstance(value, str) and value.lower() == "none")
-        may_be_none = setting.name in _MAY_BE_NONE or (value is None and setting.name in _MAY_BE_EMPTY)
-        return None if (may_be_none if is_none else isinstance(value, str)) else "MaxText expects text"
-    if isinstance(expected, int | float):
-        return _number_mismatch(value, isinstance(expected, int))
-    return None
-
-
-def _number_mismatch(value: object, is_whole: bool) -> str | None:
-    try:
-        number = float(str(value))
-    except ValueError:
-        return "MaxText expects a number"
-    return "MaxText expects an integer" if is_whole and not number.is_integer() else None
-
-
-def _type_hint(setting: RunSetting) -> str:
-    if setting.value is None:
-        return "leave it out, or quote the empty text for YAML too: " + f"{setting.name}='\"\"'"
-    if isinstance(DEFAULTS.get(setting.name), str):
-        return f"quote it for YAML too: {setting.name}='\"{setting.value}\"'"
-    return "check its spelling"
-
-
-def _value_text(value: object) -> str:
-    return "" if value is None else str(value)
-
-
 def _name_problems(settings: Settings, version: Version) -> Iterator[Problem]:
-    for setting in settings.declared.values():
-        if f"{LORA}.{setting.name}" in DEFAULTS:
-            yield Problem(
-                f"MaxText has no setting {setting.name} at the top level",
-                f"write it as {LORA}.{setting.name}",
-            )
-        if setting.name in version.absent_settings:
-            yield Problem(
-                f"MaxText {version.name} has no setting {setting.name} ({setting.source})", "leave it out"
-            )
-    for name in settings.unknown:
-        if name not in _UNCHECKED_SETTINGS and (
-            near := get_close_matches(name, DEFAULTS, 1, _MIN_SIMILARITY)
-        ):
-            yield Problem(f"MaxText has no setting {name}", f"did you mean {near[0]}?")
+    for mistake in find_mistakes(settings.given, version.name):
+        setting = f"{mistake.name}={format_value(mistake.declared)} ({mistake.said_in})"
+        yield Problem(f"{setting}: {mistake.reason}", mistake.hint)
     layout = settings.text("source_checkpoint_layout")
     if layout not in LAYOUTS:
         yield Problem(
