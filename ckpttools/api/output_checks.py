@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from ckpttools.array.tree import Tree
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.tree import Tree, keystr
 from ckpttools.checks.base import Content, ModelDirectory, ModelFinding
 from ckpttools.checks.registry import findings
 from ckpttools.core.errors import (
@@ -23,7 +25,7 @@ from ckpttools.core.errors import (
 )
 from ckpttools.core.message_terms import option
 from ckpttools.core.notes import Notes
-from ckpttools.core.text import first_names, sort_naturally
+from ckpttools.core.text import first_names, format_type, sort_naturally
 from ckpttools.formats.base import Writer, WritesSteps
 from ckpttools.formats.detect import Detected, detect
 from ckpttools.formats.interrupted import find_interrupted_copy, next_step
@@ -35,6 +37,9 @@ from ckpttools.maxtext.view import view_of
 from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import PLAN_MARK
 from ckpttools.stores.sharing import is_of_repository
+
+if TYPE_CHECKING:
+    from ckpttools.api.prepared import Prepared
 
 # Models with more arrays are rare, and large enough to run doctor on them.
 _MAX_COMPARED = 20_000
@@ -245,3 +250,45 @@ def _destination_error(
         expected=expected,
         hint=hint or "choose another destination, or move the existing content away",
     )
+
+
+# Arrays that are sampled in large models, because each sample in a bucket takes up to four requests.
+_MAX_SAMPLED = 256
+
+
+def require_same_output(prepared: Prepared) -> None:
+    """Check that an existing destination is the output of a plan, by its arrays and samples of their values.
+
+    Raises:
+        DestinationExistsError: It is the output of another source or of other options.
+        CheckpointError: It cannot be read.
+    """
+    found = {keystr(path): array for path, array in open_tree(prepared.destination).arrays.items()}
+    planned = {keystr(path): array for path, array in prepared.plan.tree.arrays.items()}
+    if (got := _first_difference(planned, found)) is not None:
+        raise DestinationExistsError(
+            f"{prepared.destination} is the output of another source, or of other options",
+            got=got,
+            hint=f"convert this source to another directory, or replace the output with "
+            f"{option('overwrite', True)}",
+        )
+
+
+def _first_difference(planned: Mapping[str, LazyArray], found: Mapping[str, LazyArray]) -> str | None:
+    """Describe a difference between the arrays of a plan and those of a checkpoint; None if none is found."""
+    import numpy as np
+
+    from ckpttools.compare.samples import read_samples
+
+    for name in planned.keys() ^ found.keys():
+        return f"only {'the source' if name in planned else 'the output'} has {name}"
+    for name, array in planned.items():
+        other = found[name]
+        if (array.shape, array.dtype) != (other.shape, other.dtype):
+            own, its = (format_type(item.dtype.name, item.shape) for item in (array, other))
+            return f"{name} is {its} there, and would be {own}"
+    for name in list(planned)[:: -(-len(planned) // _MAX_SAMPLED)]:
+        samples = zip(read_samples(planned[name]), read_samples(found[name]), strict=True)
+        if not all(np.array_equal(a, b) for a, b in samples):
+            return f"{name} has other values"
+    return None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -210,25 +210,36 @@ class _ConvertMany(BaseCommand):
             print_stderr(f"{len(ready)} of {plural(len(pairs), 'source')} converted")
 
     def _is_ready(self, ctx: click.Context, source: Location, destination: Location) -> bool:
-        """Return whether a conversion can start; False if a checkpoint exists that it could replace."""
+        """Return whether a conversion can start; False if its output exists."""
+        from ckpttools.api.output_checks import require_same_output
+
         try:
             self._check(ctx, source, destination)
         except DestinationExistsError:
             if ctx.params["overwrite"]:
                 raise
             # Anything else of this name is not the output of an earlier run.
-            with suppress(NoSpaceError):
-                self._check(ctx, source, destination, overwrite=True, resume=False)
+            with self._planned(ctx, source, destination, overwrite=True, resume=False) as prepared:
+                with suppress(NoSpaceError):
+                    prepared.check()
+                require_same_output(prepared)
             print_stderr(f"{destination} exists: skipped; --overwrite replaces it")
             return False
         return True
 
-    def _check(self, ctx: click.Context, source: Location, destination: Location, **changes: bool) -> None:
-        with self._single(ctx, source, destination, **changes) as single:
-            single.obj = OutputOptions.pop_from(single)
-            prepared = self._one.plan(single)
+    def _check(self, ctx: click.Context, source: Location, destination: Location) -> None:
+        with self._planned(ctx, source, destination) as prepared:
             if prepared is not None:
                 prepared.check()
+
+    @contextmanager
+    def _planned(
+        self, ctx: click.Context, source: Location, destination: Location, **changes: bool
+    ) -> Iterator[Any]:
+        """Plan a single conversion; the plan is None if the command has done something else."""
+        with self._single(ctx, source, destination, **changes) as single:
+            single.obj = OutputOptions.pop_from(single)
+            yield self._one.plan(single)
 
     def _single(
         self, ctx: click.Context, source: Location, destination: Location, **changes: bool

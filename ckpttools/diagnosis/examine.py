@@ -21,7 +21,7 @@ from ckpttools.diagnosis.checks.checksums import has_checksums
 from ckpttools.diagnosis.inventory import Inventory, ValueReading, inventory_of
 from ckpttools.formats.base import ReadOptions, SupportsFaults
 from ckpttools.formats.foreign import foreign_error
-from ckpttools.formats.interrupted import refuse_empty
+from ckpttools.formats.interrupted import absent, refuse_empty
 from ckpttools.formats.known_formats import formats
 from ckpttools.formats.orbax.steps import Step
 from ckpttools.formats.registry import faults_in
@@ -267,6 +267,8 @@ def apply_fixes(
         if name not in known:
             problem = f"the fix {name!r} does not exist"
             raise UsageError(problem, expected=" or ".join(known), hint=call("doctor.checks"))
+    if not path.lexists():
+        raise absent(path)
     done: list[str] = []
     refused: dict[str, CheckpointError] = {}
     for name in names:

@@ -256,7 +256,7 @@ def _parse_spec_text(value: object, location: str) -> Spec:
 
 
 def _read_document(location: Location) -> Any:
-    content = location.read_bytes()
+    content = location.require_exists().read_bytes()
     try:
         return tomllib.loads(content.decode()) if location.suffix == ".toml" else parse_json(content)
     except (ValueError, RecursionError) as error:

@@ -90,6 +90,22 @@ class TestInto:
         skipped = json.loads(ended(*words, "--json").stdout)["skipped"]
         assert skipped == [f"{tmp_path}/out/hf", f"{tmp_path}/out/{MAXTEXT.name}"]
 
+    def test_output_of_another_source_is_not_skipped(self, tmp_path):
+        other = tmp_path / "b" / "hf"
+        shutil.copytree(MODEL, other)
+        weights = other / "model.safetensors"
+        data = bytearray(weights.read_bytes())
+        data[-2] ^= 1
+        weights.write_bytes(data)
+        ended("convert", MODEL, "--into", tmp_path / "out")
+        before = digests(tmp_path / "out/hf")
+        done = ended("convert", other, "--into", tmp_path / "out", code=2)
+        assert "out/hf is the output of another source, or of other options" in done.stderr
+        assert "has other values" in done.stderr
+        done = ended("convert", MODEL, "--into", tmp_path / "out", "--no-scan", code=2)
+        assert "of other options" in done.stderr
+        assert digests(tmp_path / "out/hf") == before
+
     @pytest.mark.parametrize("options", [(), ("--overwrite",)])
     @pytest.mark.parametrize("what", ["file", "notes", "other format"])
     def test_other_content_is_not_an_earlier_output(self, what, options, tmp_path):

@@ -202,6 +202,31 @@ class TestPaths:
     def test_missing_paths_exit_with_2(self, location, name):
         assert location.codes(ALL, location.directory / name) == all_of(ALL, 2)
 
+    @pytest.mark.parametrize(
+        "line",
+        [
+            *("NONE", "info NONE", "cat NONE x", "doctor NONE --fix index", "run NONE", "run NONE --status"),
+            *("maxtext-config NONE", "maxtext-config HF --like NONE", "maxtext-config HF --check NONE.yml"),
+            *("resolve NONE.yml", "synth NONE OUT", "stitch NONE HF OUT", "stitch HF NONE OUT"),
+            *("plan convert hf-to-maxtext NONE OUT -o OUT.json", "convert NONE HF --into OUT"),
+            *("assemble NONE OUT", "assemble NONE --list", "adapter merge NONE HF OUT"),
+            *("adapter merge HF NONE OUT", "adapter extract HF NONE OUT --rank 2"),
+            *(
+                "adapter to-maxtext NONE OUT --base HF",
+                "adapter to-peft NONE OUT --base HF",
+                "families check NONE.toml",
+            ),
+            *("reshard HF OUT --mesh fsdp=2 --rules NONE.toml", "convert hf-to-maxtext NONE OUT --json"),
+            *("inspect chunks HF --mesh fsdp=2 --rules NONE.toml", "prune NONE --undo"),
+        ],
+    )
+    def test_missing_paths_of_other_commands_exit_with_2(self, line, location):
+        names = {"HF": str(location.names["HF"]), "OUT": f"{location.directory}/out"}
+        words = line.replace("NONE", f"{location.directory}/nothing/x").split()
+        done = ckpt(*(names.get(word, word) for word in words))
+        assert done.exit_code == 2, done.output
+        assert "nothing/x" in done.output
+
     def test_empty_name_is_refused(self, location):
         assert location.codes(ALL, "") == all_of(ALL, 2)
 

@@ -104,6 +104,9 @@ def observe_model(tree: Tree, like: str | None, family: str | None) -> ObservedM
     """
     refuse_adapters(tree)
     view = view_of(tree)
+    if like is not None:
+        # Other checkpoints have their own configuration, but a typo must not go unnoticed.
+        parse(like).require_exists()
     if view.is_maxtext:
         return _observe_maxtext(tree, view, ModelFiles.of(tree, like), family)
     config = require_config(tree.metadata.config, tree.metadata.location)
