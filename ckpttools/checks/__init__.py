@@ -10,6 +10,6 @@ To add a check, add one module to this package with
     CHECK = ModelCheck("name", "what it reports, in a line", _check)
 
 `_check` takes a `ModelDirectory` and yields `ModelFinding`s. `ckpttools.checks.registry` finds the module.
-Add the name to the table in docs/doctor.md, and a test with input that the check reports and input that it
+Add the name to the table in docs/internals.md, and a test with input that the check reports and input that it
 does not (tests/diagnosis/test_model_checks.py).
 """

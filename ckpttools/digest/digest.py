@@ -1,4 +1,4 @@
-"""The digest of an array, which is the same in every format, layout and chunking (docs/hash-and-verify.md).
+"""The digest of an array, which is the same in every format, layout and chunking (docs/internals.md).
 
 The elements in C order, little-endian, form one stream of bytes. The stream is divided into blocks of
 `BLOCK_BYTES`, and each block is hashed. The digest is the hash of the array's type followed by the block

@@ -1,4 +1,4 @@
-"""A manifest: the digests of a checkpoint's arrays as a JSON file. See docs/hash-and-verify.md."""
+"""A manifest: the digests of a checkpoint's arrays as a JSON file. See docs/internals.md."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def run_lines(lines: str) -> None:
 
 
 def test_generated_pages_are_fresh():
-    pages = ("cli.md", "families.md", "oracle.md", "reference.md")
+    pages = ("cli.md", "families.md", "oracle.md", "reference.md", "tested-families.md")
     done = subprocess.run([sys.executable, ROOT / "docs" / "generate.py", "--check", *pages], check=False)
     assert done.returncode == 0, "run `make docs`"
 
@@ -144,7 +144,7 @@ def user_texts() -> dict[str, str]:
 
 def test_user_pages_have_at_most_60_000_words():
     words = {page: len(re.findall(r"\S*\w\S*", text)) for page, text in user_texts().items()}
-    assert sum(words.values()) <= 73_000, sorted(words.items(), key=lambda item: item[1])
+    assert sum(words.values()) <= 60_000, sorted(words.items(), key=lambda item: item[1])
 
 
 def test_user_pages_name_no_tests():
@@ -345,7 +345,9 @@ def test_documented_format_supports_all_commands(tmp_path):
 
 
 def test_documented_transform_plugin_works(tmp_path):
-    install(tmp_path, "transforms.md", "every_layer", "ckpttools.transforms", "every-layer", "EveryLayer", 3)
+    install(
+        tmp_path, "add-a-transform.md", "every_layer", "ckpttools.transforms", "every-layer", "EveryLayer"
+    )
     source = tmp_path / "maxtext" / "llama"
     source.mkdir(parents=True)
     save_file({"layers": np.arange(60).reshape(3, 4, 5)}, source / "model.safetensors")
@@ -367,7 +369,7 @@ def test_documented_transform_plugin_works(tmp_path):
     assert "'0' is not an integer of at least 1" in wrong["output"]
     assert "this array has no axis of layers" in flat["output"]
     assert "Did you mean 'every-layer'?" in unlike["output"]
-    (lines,) = code_blocks(ROOT / "docs" / "transforms.md", "sh")
+    (lines,) = code_blocks(ROOT / "docs" / "add-a-transform.md", "sh")
     environment = with_path(tmp_path) | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     subprocess.run(["sh", "-e"], input=lines, text=True, cwd=tmp_path, env=environment, check=True)
     layers = np.arange(60).reshape(3, 4, 5)
@@ -556,7 +558,7 @@ def test_adapters_page_is_correct(tmp_path, monkeypatch):
 
 def test_every_command_has_an_example():
     page = (ROOT / "docs" / "cli.md").read_text()
-    topics = tuple(f"`ckpt help {name}`" for name in TOPICS)
+    topics = ("Repeated options", *(f"`ckpt help {name}`" for name in TOPICS))
     for section in page.split("\n## ")[1:]:
         if section.startswith(topics):
             continue

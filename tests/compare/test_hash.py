@@ -130,8 +130,8 @@ def test_empty_arrays_and_scalars_have_digests():
 
 
 def test_documented_digests_are_correct():
-    """The digests in docs/hash-and-verify.md."""
-    text = (DOCS / "hash-and-verify.md").read_text()
+    """The digests in docs/internals.md."""
+    text = (DOCS / "internals.md").read_text()
     values = np.arange(6, dtype="<f4").reshape(2, 3)
     assert array_digest(values, "float32") in text
     assert tree_digest({"a": array_digest(values, "float32")}) in text

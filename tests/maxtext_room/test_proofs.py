@@ -1,4 +1,4 @@
-"""What docs/families.md says of the way back: golden models come back from each form there is of them."""
+"""Golden models round-trip from each layout, as docs/tested-families.md states."""
 
 from __future__ import annotations
 

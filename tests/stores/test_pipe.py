@@ -24,7 +24,7 @@ from ckpttools.core.notes import Notes
 from ckpttools.formats.registry import writer_for
 from ckpttools.testing.strategies import assert_same, noise, stored, trees
 
-PAGE = DOCS / "transforms.md"
+PAGES = DOCS / "transforms.md", DOCS / "add-a-transform.md"
 F32 = DTYPES["float32"]
 
 
@@ -144,7 +144,7 @@ def location(tmp_path_factory):
 
 
 class TestPage:
-    """Every block of docs/transforms.md runs, in order."""
+    """Every block of docs/transforms.md and docs/add-a-transform.md runs, in order."""
 
     def test_documented_python_code_works(self, location, monkeypatch):
         monkeypatch.chdir(location)
@@ -154,7 +154,7 @@ class TestPage:
         blocks = code_blocks("python")
         assert len(blocks) == 5
         for block in blocks:
-            exec(compile(block, str(PAGE), "exec"), vars(page))
+            exec(compile(block, "page", "exec"), vars(page))
         assert ckpttools.open(location / "out" / "body").metadata.format == "orbax"
         thin = ckpttools.open(location / "out" / "thin")
         source = ckpttools.open(location / "maxtext" / "llama")
@@ -179,4 +179,5 @@ class TestPage:
 
 
 def code_blocks(language):
-    return [part.split("\n```")[0] for part in PAGE.read_text().split(f"```{language}\n")[1:]]
+    texts = [page.read_text() for page in PAGES]
+    return [part.split("\n```")[0] for text in texts for part in text.split(f"```{language}\n")[1:]]

@@ -1,4 +1,4 @@
-"""Digests made without the package, from the specification in docs/hash-and-verify.md alone."""
+"""Digests made without the package, from the specification in docs/internals.md alone."""
 
 from __future__ import annotations
 
