@@ -191,15 +191,15 @@ def assemble(
     item_options: dict[str, Any] = {"item": TREE_ITEM, **rest}
     read, locations, preferred = read_options(opening), _locations(hosts), _locations(prefer)
     with use_concurrency(writing.get("requests")):
-        save = _newest_complete_save(_shares(locations, read.max_index_bytes), read.step).prefer_hosts(
-            preferred
-        )
+        shares = _shares(locations, read.max_index_bytes)
+        save = _newest_complete_save(shares, read.step).prefer_hosts(preferred)
         _refuse_unnamed(save)
         for share in save.shares:
             check_no_overlap(share.host, parse(destination))
         twins = _compare_shared_chunks(save, preferred, comparing)
         iterators = iterators_of(save)
-    notes = _notes(save, twins, has_iterators=iterators is not None)
+    damage = Notes(remarks=tuple(_damage_remarks(save, shares, None if read.step is None else save.step)))
+    notes = damage + _notes(save, twins, has_iterators=iterators is not None)
     tree = _tree(save, locations[0], notes)
 
     with WriteRequest(tree, destination, **writing) as request:
@@ -302,6 +302,34 @@ def _compare_shared_chunks(
         raise unlike(save, open_ones)
     refuse_mixed(save, result.disagreements)
     return result
+
+
+def _damage_remarks(save: Save, shares: Sequence[HostShare], step: int | None) -> Iterator[str]:
+    """Yield remarks about damaged parts, the source of their chunks, and newer steps that are not complete.
+
+    Args:
+        save: The save that is assembled, which is complete.
+        shares: The shares of all steps.
+        step: The step that the user chose; None for the newest complete one.
+    """
+    for share in sorted(shares, key=lambda item: natural_key(str(item.host))):
+        if share.fault is not None and share.number == save.step:
+            host = host_text(share.host, share.processes)
+            yield f"{host} is left out: {share.step.path}: {share.fault}; the other hosts have all chunks"
+    for share in _sorted_shares(save):
+        if share.lost:
+            lost = [key for key in share.index.all.keys() - share.entries.keys() if key in save.owners]
+            hosts = sorted({str(save.shares[save.owners[key]].host) for key in lost}, key=natural_key)
+            source = f"; {plural(len(lost), 'value')} come from {', '.join(hosts)}" if hosts else ""
+            yield f"{host_text(share.host, share.processes)} is damaged: {'; '.join(share.lost)}{source}"
+    for other in saves_of(shares) if step is None else []:
+        if other.step > save.step:
+            damaged = [f"{item.step.path}: {item.fault}" for item in shares if _is_damaged(item, other.step)]
+            yield "; ".join((f"a newer step is not complete: {_describe_missing(other)}", *damaged))
+
+
+def _is_damaged(share: HostShare, step: int) -> bool:
+    return share.number == step and share.fault is not None
 
 
 def _notes(save: Save, twins: ReplicaComparison, *, has_iterators: bool) -> Notes:

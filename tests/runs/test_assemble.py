@@ -391,6 +391,42 @@ def test_unreadable_host_is_named(job):
     assert listing.newest is not None and len(listing.newest.hosts) == 3
 
 
+@pytest.mark.parametrize("lost", ["manifest", "metadata", "item", "data"])
+def test_assemble_names_damaged_hosts(lost, job, tmp_path):
+    item = job / "host1/3/state"
+    if lost == "manifest":
+        (item / "manifest.ocdbt").write_bytes(b"nothing")
+        expected = "host1 (process 1) is left out: ", "host1/3: "
+    elif lost == "metadata":
+        (item / "_METADATA").unlink()
+        expected = "host1 (process 1) is left out: ", "no state/_METADATA; the other hosts have all chunks"
+    elif lost == "item":
+        shutil.rmtree(item)
+        expected = "host1 is left out: ", "no state/_METADATA"
+    else:
+        large_chunks(job / "host1")[0][1].write_bytes(b"")
+        expected = "host1 (process 1) is damaged: ", "host3"
+    receipt = json.loads(succeed("assemble", job, tmp_path / "out", "--json").stdout)
+    remark = next(text for text in receipt["notes"]["remarks"] if "host1" in text)
+    assert all(text in remark for text in expected), remark
+    assert same(values(tmp_path / "out"), restored("replicator-data=2,fsdp=4"))
+    # The other host with the same chunks was the replacement: without it, the step is not complete.
+    shutil.rmtree(job / "host3")
+    refused = ckpt("assemble", job, tmp_path / "other", "--step", 3)
+    assert refused.exit_code == 3 and "no step is complete" in refused.output
+    assert not (tmp_path / "other").exists()
+
+
+def test_assemble_reports_newer_incomplete_steps(job, tmp_path):
+    shutil.rmtree(job / "host1/3")
+    (job / "host3/3/state/_METADATA").unlink()
+    receipt = json.loads(succeed("assemble", job, tmp_path / "out", "--json").stdout)
+    remark = next(text for text in receipt["notes"]["remarks"] if text.startswith("a newer step"))
+    assert "step 3, of 2 hosts: 10 chunks" in remark and "host3/3: no state/_METADATA" in remark
+    chosen = json.loads(succeed("assemble", job, tmp_path / "b", "--step", 2, "--json").stdout)
+    assert not any(text.startswith("a newer") for text in chosen["notes"]["remarks"])
+
+
 class TestForeignRuns:
     """Hosts of two runs that were at the same step at the same time."""
 

@@ -332,6 +332,8 @@ class HostShare:
     @cached_property
     def fault(self) -> str | None:
         """Why the share cannot be used; None if it can. Raises StorageError."""
+        if not (self.item / TREE_FILE).is_file():
+            return f"no {self.item.name}/{TREE_FILE}"
         reasons = ", ".join(self.step.faults([OrbaxItem(self.item, self.step)]))
         if reasons:
             return reasons
@@ -436,6 +438,11 @@ def _share(host: Location, number: int, step: Step, limit: int, job: str) -> Ite
     name = next((name for name in _ITEMS if name in items), next(iter(items), None))
     if name is not None and (name in _ITEMS or len(items) == 1):
         yield HostShare(host, number, step, items[name], limit, job)
+    elif name is None:
+        # A part without its metadata, or without its item next to the records of the job.
+        found = [item for item in _ITEMS if (step.path / item).is_dir()]
+        if found or (step.path / PROCESS_METADATA_FILES[0]).is_file():
+            yield HostShare(host, number, step, step.path / (found or _ITEMS)[0], limit, job)
 
 
 ITEM = "iter"
