@@ -27,7 +27,7 @@ from support.internals import (
 
 from ckpttools import DTYPES, MemoryBudgetError, Metadata, Region, Tree
 from ckpttools.array import read_blocks
-from ckpttools.core import budget
+from ckpttools.core import memory_limit
 from ckpttools.core.notes import Note, Notes
 from ckpttools.plan import plan as planning
 from ckpttools.plan.task import split_array
@@ -69,7 +69,7 @@ class Grids:
 def small():
     """Budgets and tasks of a size that fits the small arrays of these tests."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(budget, "BASELINE_BYTES", 0)
+        patch.setattr(memory_limit, "BASELINE_BYTES", 0)
         patch.setattr(planning, "LARGEST_TASK", 256)
         patch.setattr(planning, "_SMALLEST_TASK", 16)
         patch.setattr(read_blocks, "READ_BLOCK_BYTES", 512)
