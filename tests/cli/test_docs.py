@@ -95,6 +95,15 @@ def test_generated_pages_are_fresh():
     assert done.returncode == 0, "run `make docs`"
 
 
+def test_picture_in_readme_has_the_words_of_today():
+    done = subprocess.run([sys.executable, ROOT / "docs" / "terminal.py", "--check"], check=False)
+    assert done.returncode == 0, "run `python docs/terminal.py`"
+
+
+def test_readme_has_at_most_120_lines():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_have_existing_targets(page):
     text = page.read_text()

@@ -58,6 +58,7 @@ def nested(arrays: dict[tuple[str, ...], np.ndarray]) -> dict[str, object]:
     ("page", "model", "run"),
     [
         ("quickstart.md", "qwen3", "runs/tuned/checkpoints"),
+        ("../README.md", "MODEL", "RUN"),
         ("recipes.md", "MODEL", "RUN"),
         ("from-maxtext.md", "MODEL", "RUN"),
         ("from-orbax.md", "MODEL", "RUN"),
@@ -75,5 +76,5 @@ def test_commands_of_a_page_run(page, model, run, tmp_path, monkeypatch):
         done = ckpt(*words[:redirected])
         allowed = (0, 1) if words[0] in DIFFERENCES else (0,)
         assert done.exit_code in allowed, f"ckpt {' '.join(words)}\n{done.output}"
-    if page.startswith("from-"):
+    if page.startswith(("from-", "..")):
         exec(blocks(page, "python"), {"__name__": "page"})
