@@ -16,7 +16,7 @@ CI_SECONDS ?= 5
 # Tests wait a fifth of their time for servers, locks and processes: three workers keep two cores busy.
 WORKERS ?= 3
 
-.PHONY: demo dist installs lowest site quick test crash crash-remote memory oracle oracle-one damage lint types fuzz bench docs clean
+.PHONY: demo dist installs lowest site quick test coverage crash crash-remote memory oracle oracle-one damage lint types fuzz bench docs clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -43,6 +43,15 @@ quick: $(STAMP)
 test: $(STAMP) lint types
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 	$(BIN)/python tests/fuzz/run.py --seconds $(CI_SECONDS) --seed 1 --jobs 2 --runs tests/fuzz/ci.json
+
+# Branch coverage by room, for the table in CONTRIBUTING.md. Tests of time and memory would measure the tracer.
+ROOMS := $(filter-out crash damage fuzz memory mutation oracle releases style support,$(sort $(notdir $(patsubst %/,%,$(dir $(wildcard tests/*/test_*.py))))))
+coverage: $(STAMP)
+	$(BIN)/coverage erase
+	-for room in $(ROOMS); do \
+	  CI=1 $(BIN)/coverage run -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder tests/$$room; done
+	$(BIN)/coverage combine --quiet
+	$(BIN)/python tests/releases/coverage_by_room.py
 
 # Every crash state, every failing call and 200 interleavings of each kind, where `make test` tries some.
 crash: $(STAMP)
@@ -122,4 +131,4 @@ docs: $(STAMP)
 	$(BIN)/python docs/generate.py
 
 clean:
-	rm -rf $(VENV) $(DEMO) .venv-oracle .venv-lowest dist site .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(DEMO) .venv-oracle .venv-lowest dist site .pytest_cache .ruff_cache .mypy_cache .hypothesis .coverage*
