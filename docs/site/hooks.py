@@ -27,6 +27,8 @@ TOP = {
 # Search in pages opened as files needs this script, which the theme would otherwise fetch from the web.
 SHIM = "iframe-worker.js"
 LINK = re.compile(r"\]\((?!https?://)([^)#]*)(#[^)]*)?\)")
+# Browsers break lines after hyphens, also in the name of an option.
+SHORT_OPTION = re.compile(r"<code>(--?[\w-]{1,24})</code>")
 SPLIT = {"cli.md": ("cli", "Command line"), "reference.md": ("api", "Python")}
 
 
@@ -84,13 +86,17 @@ def on_post_page(output: str, page: Any, config: MkDocsConfig) -> str:
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(page.markdown or "")
     shim = "../" * page.file.dest_uri.count("/") + SHIM
+    output = SHORT_OPTION.sub(r'<code style="white-space: nowrap">\1</code>', output)
     return output.replace("https://unpkg.com/iframe-worker/shim", shim)
 
 
 def on_post_build(config: MkDocsConfig) -> None:
     """Add llms.txt, which lists the pages for language models, and the script that search needs."""
-    for source in (DOCS / "llms.txt", Path(__file__).parent / SHIM):
-        Path(config.site_dir, source.name).write_text(source.read_text())
+    index = (DOCS / "llms.txt").read_text()
+    for name, (directory, _) in SPLIT.items():
+        index = index.replace(f"]({name})", f"]({directory}/index.md)")
+    Path(config.site_dir, "llms.txt").write_text(index)
+    Path(config.site_dir, SHIM).write_text((Path(__file__).parent / SHIM).read_text())
 
 
 def split(name: str, directory: str) -> Iterator[tuple[str, str]]:
