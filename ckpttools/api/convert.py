@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple, Unpack
 
 from ckpttools.api.options import OPENING, WRITING_OPTIONS
@@ -35,6 +36,7 @@ from ckpttools.stores.registry import LocationLike, parse
 from ckpttools.transforms.base import Transform
 from ckpttools.transforms.cast import CastMap
 from ckpttools.transforms.functions import Mapper, mapped_by
+from ckpttools.transforms.rename import renames_of_option
 from ckpttools.transforms.select import Select
 
 
@@ -77,7 +79,8 @@ def write_changed(
             least_share=least_share,
             **write_options,
         )
-        return request.complete(plan_tree(tree.pipe(*transforms), writer, request.resources))
+        prepared = plan_tree(tree.pipe(*transforms), writer, request.resources, tree)
+        return replace(request.complete(prepared), source=tree)
 
 
 @command(ChangedRun, more=writer_options)
@@ -91,6 +94,7 @@ def convert(
     keep: Patterns = (),
     drop: Patterns = (),
     names: Literal["hub"] | None = None,
+    rename: Mapping[str, str] | None = None,
     map: Mapper | None = None,
     strict: bool = False,
     dtype: DType | str | None = None,
@@ -118,8 +122,8 @@ def convert(
     transforms = [
         *([KeepScanAxis(StripOptimizer(drop=dropped))] if strip_optimizer else []),
         *_select_transforms(patterns_of(keep), () if strip_optimizer else dropped),
-        *_name_transforms(names, format, is_mapped=map is not None),
-        *_map_transforms(map, strict),
+        *_name_transforms(names, format, is_mapped=bool(map is not None or rename)),
+        *_map_transforms(rename or None, map, strict),
         *_cast(dtype, dtype_map, force),
     ]
     return write_changed(transforms, source, destination, {**options, "format": format}, as_read=False)
@@ -136,15 +140,33 @@ def _name_transforms(names: str | None, format: str | None, *, is_mapped: bool) 
     return [with_name_remarks] if format == "safetensors" and not is_mapped else []
 
 
-def _map_transforms(map: Mapper | None, strict: bool) -> list[Transform]:
-    if map is not None:
-        return [mapped_by(map, strict=strict)]
+def _map_transforms(rename: Mapping[str, str] | None, map: Mapper | None, strict: bool) -> list[Transform]:
+    if rename is not None or map is not None:
+        return [renaming_of(rename, map, strict=strict)]
     if strict:
         raise UsageError(
-            f"{option('strict')} applies only to the rules of {option('map')}",
-            hint=f"give {option('map')} as well",
+            f"{option('strict')} applies only to the rules of {option('map')} or {option('rename')}",
+            hint=f"give {option('map')} or {option('rename')} as well",
         )
     return []
+
+
+def renaming_of(rename: Mapping[str, str] | None, map: Mapper | None, *, strict: bool) -> Transform:
+    """Return the transform for the option `rename` or `map`.
+
+    Raises:
+        UsageError: Both are given, or `rename` is invalid.
+        CheckpointError: See `ckpttools.mapped_by`.
+    """
+    if rename is None:
+        assert map is not None
+        return mapped_by(map, strict=strict)
+    if map is not None:
+        raise UsageError(
+            f"{option('rename')} and {option('map')} exclude each other",
+            hint="write all rules into the file, or rename in two steps",
+        )
+    return renames_of_option(rename, strict=strict)
 
 
 def _cast(

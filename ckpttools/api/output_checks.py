@@ -7,12 +7,12 @@ that the new checkpoint lacks are never replaced.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Tree, keystr
+from ckpttools.array.tree import Tree, dotted, keystr
 from ckpttools.checks.base import Content, ModelDirectory, ModelFinding
 from ckpttools.checks.registry import findings
 from ckpttools.core.errors import (
@@ -25,15 +25,20 @@ from ckpttools.core.errors import (
 )
 from ckpttools.core.message_terms import option
 from ckpttools.core.notes import Notes
-from ckpttools.core.text import first_names, format_type, sort_naturally
+from ckpttools.core.text import array_count, first_names, format_type, sample_names, sort_naturally
+from ckpttools.formats.adapters import ADAPTER, is_adapter, is_peft_name
 from ckpttools.formats.base import Writer, WritesSteps
 from ckpttools.formats.detect import Detected, detect
 from ckpttools.formats.interrupted import find_interrupted_copy, next_step
 from ckpttools.formats.orbax.steps import OrbaxRun
 from ckpttools.formats.registry import find_unowned_files, open_detected, open_tree, sidecars_at
 from ckpttools.formats.sidecar import WithSidecars
+from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.maxtext.model_files import has_sidecars
+from ckpttools.maxtext.recognition import family_fits, guess_families
 from ckpttools.maxtext.view import view_of
+from ckpttools.model_families.family import Family
+from ckpttools.model_families.registry import families_of_type
 from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import PLAN_MARK
 from ckpttools.stores.sharing import is_of_repository
@@ -91,12 +96,60 @@ def compare_with_config(tree: Tree, files: Mapping[str, Content]) -> Notes:
     return Notes(remarks=tuple(_format_remark(item) for item in result if item.level == "error"))
 
 
-def check_source(tree: Tree, refused: Collection[str] = ()) -> Notes:
+def compare_names(source: Tree, tree: Tree, files: Mapping[str, Content]) -> Notes:
+    """Compare new names of arrays with the configurations that are copied along.
+
+    Args:
+        source: The tree before its arrays were renamed.
+        tree: The tree to write.
+        files: Content of each of the model's files in the output, by name.
+
+    Returns:
+        A remark for each configuration that the new names do not fit, if the old ones did.
+    """
+    remarks = []
+    config = tree.metadata.config or {}
+    new = [path for path in tree.arrays if path not in source.leaves]
+    is_known = CONFIG in files and not config.get("auto_map")
+    families = families_of_type(config.get("model_type")) if is_known else ()
+    lost = _unowned(tree, families) - _unowned(source, families) if families else set()
+    # Names of the family are those below a prefix such as `params/params`.
+    if names := [keystr(path) for path in new if any(dotted(path[k:]) in lost for k in range(len(path)))]:
+        others = [guess.name for guess in guess_families(tree) if not (guess.missing or guess.others)]
+        instead = f"; these are names of {' or '.join(others)}" if others else ""
+        remarks.append(
+            f"{CONFIG} describes {config['model_type']}, which does not have the new names of "
+            f"{array_count(names)}: {sample_names(names)}{instead}; programs that load the model with this "
+            f"configuration do not find them, so adapt or remove {CONFIG}"
+        )
+    adapter = ModelDirectory(tree.metadata.location, files).json(ADAPTER)
+    if adapter is not None and is_adapter(source):
+        targets = adapter.get("target_modules")
+        # A text is a regular expression.
+        modules = tuple(map(str, targets)) if isinstance(targets, list) else None
+        if not all(is_peft_name(dotted(path), modules) for path in source.arrays):
+            modules = None  # Factors of single parameters, for example, are in `target_parameters`.
+        if strange := [keystr(path) for path in new if not is_peft_name(dotted(path), modules)]:
+            remarks.append(
+                f"{ADAPTER} describes an adapter of PEFT, which does not load the new names of "
+                f"{array_count(strange)}: {sample_names(strange)}"
+            )
+    return Notes(remarks=tuple(remarks))
+
+
+def _unowned(tree: Tree, families: Iterable[Family]) -> set[str]:
+    """Return the dotted names of parameters that the best matching family does not have."""
+    best = min(family_fits(tree, families), key=lambda fit: fit.penalty)
+    return {name for names in best.others.values() for name in names}
+
+
+def check_source(tree: Tree, refused: Collection[str] = (), skipped: Collection[str] = ()) -> Notes:
     """Check the model directory that a command reads.
 
     Args:
         tree: The opened tree.
         refused: Names of checks whose errors are raised.
+        skipped: Names of checks whose findings are left out.
 
     Returns:
         A remark for each finding; none if there are no model files next to the weights.
@@ -105,7 +158,7 @@ def check_source(tree: Tree, refused: Collection[str] = ()) -> Notes:
         FormatError: A finding blocks writing, or is an error of a check in `refused`.
     """
     model = _source_model(tree)
-    return Notes() if model is None else _notes(model, refused)
+    return Notes() if model is None else _notes(model, refused, skipped)
 
 
 def check_copied(tree: Tree) -> Iterator[str]:
@@ -125,10 +178,12 @@ def _source_model(tree: Tree) -> ModelDirectory | None:
     return ModelDirectory(str(directory), files, tree)
 
 
-def _notes(model: ModelDirectory, refused: Collection[str] = ()) -> Notes:
+def _notes(model: ModelDirectory, refused: Collection[str] = (), skipped: Collection[str] = ()) -> Notes:
     """Return findings as remarks. Raise FormatError for a finding that blocks writing."""
     remarks = []
     for finding in findings(model):
+        if finding.check in skipped:
+            continue
         if finding.blocks_writing or (finding.level == "error" and finding.check in refused):
             raise FormatError(
                 finding.what,

@@ -47,6 +47,7 @@ from ckpttools.stores.web.hub_name import model_at
 
 if TYPE_CHECKING:
     from ckpttools.api.chunks import MeshGain
+    from ckpttools.api.plan_report import Rename
 
 P = ParamSpec("P")
 Made = TypeVar("Made")
@@ -198,6 +199,7 @@ class Prepared:
         options: Options for writing.
         jobs: Expected number of workers; fewer may fit.
         call: The call with which another process makes the same plan; None if there is none.
+        source: The opened tree, before any change; None if the arrays are of several trees or converted.
     """
 
     plan: Plan
@@ -206,6 +208,7 @@ class Prepared:
     options: WriteOptions = field(default_factory=WriteOptions)
     jobs: int = 1
     call: Call | None = None
+    source: Tree | None = None
 
     @property
     def destination(self) -> Location:
@@ -218,6 +221,13 @@ class Prepared:
     def gain(self) -> MeshGain | None:
         """Return the reads of a mesh's devices before and after; None without a mesh."""
         return None
+
+    @property
+    def renames(self) -> tuple[Rename, ...]:
+        """Return the arrays with a new name, or whose axes are rearranged; see `Rename`."""
+        from ckpttools.api.plan_report import find_renames
+
+        return () if self.source is None else tuple(find_renames(self.source, self.plan.tree))
 
     def check(self, planned: str = "") -> None:
         """Raise the error that would stop `run` before it writes. `planned` is the fingerprint, if known."""

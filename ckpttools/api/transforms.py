@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
-from ckpttools.api.convert import ChangedRun, write_changed
+from ckpttools.api.convert import ChangedRun, renaming_of, write_changed
 from ckpttools.api.options.convert import CHANGING
 from ckpttools.api.options.edit import CAST, REMAP, SELECT, STACK, STRIP_OPTIMIZER, UNSTACK
 from ckpttools.api.prepared import Prepared, command
@@ -20,12 +20,11 @@ from ckpttools.maxtext.scan_axis import KeepScanAxis
 from ckpttools.maxtext.stacking import ForceUnroll, StackAsModel, UnstackLayers
 from ckpttools.maxtext.strip import NewFlavor, StripOptimizer
 from ckpttools.maxtext.to_version import ForVersion
-from ckpttools.maxtext.versions import NEWEST
 from ckpttools.quantized.config import Like
 from ckpttools.stores.registry import LocationLike
 from ckpttools.transforms.base import Transform
 from ckpttools.transforms.cast import CastMap
-from ckpttools.transforms.functions import Mapper, mapped_by
+from ckpttools.transforms.functions import Mapper
 from ckpttools.transforms.registry import options_of, transform_named, transforms
 from ckpttools.transforms.select import Select
 
@@ -64,7 +63,9 @@ def remap(
     source: Source,
     destination: LocationLike,
     *,
+    rename: Mapping[str, str] | None = None,
     map: Mapper | None = None,
+    drop: Patterns = (),
     strict: bool = False,
     maxtext: str | None = None,
     family: LocationLike | None = None,
@@ -77,27 +78,44 @@ def remap(
         destination: The directory to create. It appears only when everything is written.
 
     Raises:
-        UsageError: Neither or both of `map` and `maxtext` are given.
+        UsageError: None or several of `rename`, `map` and `maxtext` are given, or a name of `rename` is
+            invalid or matches nothing.
         CheckpointError: See `ckpttools.mapped_by`, `ckpttools.ForVersion` and `ckpttools.convert`.
     """
-    return write_changed([_remap(map, strict, maxtext, family)], source, destination, common)
+    dropping = [Select(drop=patterns_of(drop))] if drop else []
+    renaming = _remap(rename or None, map, strict, maxtext, family)
+    return write_changed([*dropping, renaming], source, destination, common)
 
 
-def _remap(map: Mapper | None, strict: bool, maxtext: str | None, family: LocationLike | None) -> Transform:
-    if (map is None) == (maxtext is None):
-        which = "no renaming is given" if map is None else "two renamings are given"
-        raise UsageError(
-            which,
-            hint=f"give {option('map', 'FILE.toml')}, {option('map', 'FILE.py:function')} or "
-            f"{option('maxtext', 'VERSION')}",
+def _remap(
+    rename: Mapping[str, str] | None,
+    map: Mapper | None,
+    strict: bool,
+    maxtext: str | None,
+    family: LocationLike | None,
+) -> Transform:
+    given = [item for item in (rename, map, maxtext) if item is not None]
+    if len(given) != 1:
+        ways = (
+            option("rename", {"OLD": "NEW"}),
+            option("map", "FILE.toml"),
+            option("map", "FILE.py:function"),
+            option("maxtext", "VERSION"),
         )
-    if map is not None:
+        raise UsageError(
+            "several renamings are given" if given else "no renaming is given",
+            hint=f"give one of {', '.join(ways)}" if given else f"give {', '.join(ways[:-1])} or {ways[-1]}",
+        )
+    if maxtext is None:
         if family is not None:
             raise UsageError(f"{option('family')} applies only with {option('maxtext')}", hint="leave it out")
-        return mapped_by(map, strict=strict)
+        return renaming_of(rename, map, strict=strict)
     if strict:
-        raise UsageError(f"{option('strict', True)} applies only with {option('map')}", hint="leave it out")
-    return ForVersion(maxtext or NEWEST, text_of(family))
+        raise UsageError(
+            f"{option('strict', True)} applies only with {option('map')} or {option('rename')}",
+            hint="leave it out",
+        )
+    return ForVersion(maxtext, text_of(family))
 
 
 @command(ChangedRun, more=writer_options)

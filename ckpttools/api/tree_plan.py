@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ckpttools.api.output_checks import check_source, compare_with_config
+from ckpttools.api.output_checks import check_source, compare_names, compare_with_config
 from ckpttools.api.prepared import Prepared, Resources
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree, by_name, dotted
@@ -33,15 +33,25 @@ from ckpttools.roles.of_tree import roles
 from ckpttools.stores.registry import parse
 
 
-def plan_tree(tree: Tree, writer: Writer, resources: Resources | None = None) -> Prepared:
+def plan_tree(
+    tree: Tree, writer: Writer, resources: Resources | None = None, source: Tree | None = None
+) -> Prepared:
     """Plan writing `tree` with `writer`. Reads no arrays.
+
+    Args:
+        tree: The tree to write.
+        writer: The writer.
+        resources: Memory and workers; None for the defaults.
+        source: The tree before it was changed; None if it was not opened from a path.
 
     Raises:
         CheckpointError: The format cannot represent the tree, or the work does not fit into the memory.
     """
     resources = resources or Resources()
     tree = _match_partial_metadata(tree)
-    notes = tree.metadata.notes + check_source(tree)
+    is_renamed = source is not None and any(path not in source.leaves for path in tree)
+    # In a source, these are names that a trainer added.
+    notes = tree.metadata.notes + check_source(tree, skipped=("name-prefixes",) if is_renamed else ())
     sidecars = sidecars_of(tree)
     tree = with_origin(tree, tree)
     if not (sidecars or tree.metadata.is_other_model):
@@ -53,7 +63,9 @@ def plan_tree(tree: Tree, writer: Writer, resources: Resources | None = None) ->
     copied = {name: file for name, file in sidecars.files.items() if name not in changed}
     result = {name: content for name, content in changed.items() if content is not None}
     location = writer.sidecars_at(tree, is_model)
-    if is_model and not location:
+    foreign = compare_names(source, tree, {**copied, **result}) if source and is_renamed else Notes()
+    changes += foreign
+    if is_model and not location and not foreign.remarks:
         changes += compare_with_config(tree, {**copied, **result})
     sidecar_writer = WithSidecars(writer, Sidecars(copied, sidecars.arrays), location, result)
     return resources.plan(sidecar_writer.with_sidecars(tree), sidecar_writer, notes + changes)

@@ -168,6 +168,9 @@ def cast() -> WriteFunction:
 def remap() -> WriteFunction:
     """Rename, drop and rearrange arrays by rules, a Python function, or a MaxText version.
 
+    --dry-run lists all old and new names. In --rename, "*" stands for any text and {layer} for a number; the
+    new name has the same ones, each "*" in order. The first OLD that matches wins.
+
     A file contains rules in TOML or JSON; the first match wins:
 
     \b
@@ -188,6 +191,7 @@ def remap() -> WriteFunction:
 
     \b
     Examples:
+      $ ckpt remap ~/llama ~/base --rename 'model.*=base.*' --drop lm_head
       $ ckpt remap ~/maxtext/llama ~/renamed --map names.toml --strict
       $ ckpt remap ~/qwen3-next ~/qwen3-next-new --maxtext 0.2.5
       $ ckpt remap ~/llama ~/renamed --map ./names.py:rename --to safetensors

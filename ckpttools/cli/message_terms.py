@@ -91,7 +91,7 @@ class FlagTerms:
         if isinstance(value, list):
             return " ".join(self.quoted_option(name, item) for item in value)
         if isinstance(value, dict):
-            return " ".join(flag(name, f"{key}={item}") for key, item in value.items())
+            return " ".join(flag(name, quote(f"{key}={item}")) for key, item in value.items())
         return flag(name, value)
 
     def quoted_option(self, name: str, value: str) -> str:

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from ckpttools.api.plan_report import PlanReport
+from ckpttools.api.plan_report import PlanReport, fold_renames
 from ckpttools.api.plan_status import PartStatus, PlanStatus
-from ckpttools.cli.output import format_labeled, print_lines, print_stderr, prose_width
+from ckpttools.cli.output import format_labeled, print_lines, print_stderr, prose_width, width
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import (
     first_names,
@@ -19,6 +19,8 @@ from ckpttools.core.text import (
     format_exact,
     format_memory,
     plural,
+    printable,
+    sample_names,
 )
 from ckpttools.run.events import Receipt
 from ckpttools.run.finished_tasks import index_ranges
@@ -61,9 +63,34 @@ def print_plan(report: PlanReport) -> None:
     ]
     for label, text in pairs:
         print_lines(_plan_lines(label, text) if label in _SENTENCE_END else [f"{label:<8} {text}"])
+    print_lines(rename_lines(report))
     if report.gain:
         print_lines(gain_lines(report.gain))
     print_lines(["", "Dry run: nothing was written. --json lists every array with its chunks."])
+
+
+# As many lines as the rest of a plan leaves of a screen.
+_MAX_RENAMES = 20
+
+
+def rename_lines(report: PlanReport) -> Iterator[str]:
+    """Yield the old and new names, folded, and the number of arrays that keep their names."""
+    if not report.renames:
+        return
+    changed = {item.name for item in report.renames}
+    same = [array.path for array in report.array_list if array.path not in changed]
+    rearranged = sum(item.is_rearranged for item in report.renames)
+    more = f", {rearranged:,} of them rearranged" if rearranged else ""
+    yield f"renamed  {plural(len(report.renames), 'array')}{more}"
+    lines = [printable(line) for line in fold_renames(report.renames)]
+    for line in lines[:_MAX_RENAMES]:
+        old, arrow, new = line.partition(" -> ")
+        is_long = len(line) + _COLUMN > (width() or len(line) + _COLUMN)
+        yield from (f"{'':9}{old}", f"{'':11}-> {new}") if is_long else (f"{'':9}{old}{arrow}{new}",)
+    if len(lines) > _MAX_RENAMES:
+        yield f"         … and {len(lines) - _MAX_RENAMES:,} more lines; --json has all names"
+    if same:
+        yield from _plan_lines("same", f"{plural(len(same), 'array')}: {printable(sample_names(same))}")
 
 
 def gain_lines(gain: MeshGain) -> Iterator[str]:

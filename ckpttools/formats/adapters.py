@@ -53,6 +53,18 @@ def is_adapter(tree: Tree) -> bool:
     return are_peft and not wrapped_weights(tree)
 
 
+def is_peft_name(name: str, modules: tuple[str, ...] | None) -> bool:
+    """Return whether PEFT loads an array of an adapter under this name.
+
+    Args:
+        name: The dotted name.
+        modules: The names of modules, or ends of their names, that have factors; None if any module may.
+    """
+    module, is_factor, _ = name.partition(_PART)
+    ends = None if modules is None or not is_factor else tuple(f".{item}" for item in modules)
+    return name.startswith(PREFIX) and (ends is None or module.endswith(ends))
+
+
 def has_adapter(tree: Tree) -> bool:
     """Return whether a tree is an adapter, or a model with an unmerged PEFT adapter."""
     return is_adapter(tree) or bool(wrapped_weights(tree))

@@ -51,7 +51,7 @@ def flags(text: str) -> str:
         (option("zarr3", False), "zarr3=False", "--zarr2"),
         (option("tied", "drop"), 'tied="drop"', "--tied drop"),
         (option("rank", "N"), "rank=N", "--rank N"),
-        (option("dtype_map", {"*": "int8"}), 'dtype_map={"*": "int8"}', "--dtype-map *=int8"),
+        (option("dtype_map", {"*": "int8"}), 'dtype_map={"*": "int8"}', "--dtype-map '*=int8'"),
         (quoted_option("keep", "*.bias"), 'keep="*.bias"', "--keep '*.bias'"),
         (repeated_option("drop", ["a.*"]), 'drop="a.*"', "--drop 'a.*'"),
         (repeated_option("drop", ["a.*", "b"]), 'drop=["a.*", "b"]', "--drop 'a.*' --drop 'b'"),

@@ -165,7 +165,7 @@ class TestPage:
         monkeypatch.chdir(location)
         (location / "names.toml").write_text(code_blocks("toml")[0])
         commands = [line[2:] for block in code_blocks("console") for line in block.splitlines()]
-        assert len(commands) == 2
+        assert len(commands) == 3
         for command in commands:
             run(*shlex.split(command)[1:])
         norms, source = ckpttools.open(location / "out" / "norms"), ckpttools.open(location / "hf" / "llama")

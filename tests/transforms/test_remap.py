@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from fnmatch import fnmatchcase
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from support.command_line import run
 from support.golden_data import described, golden_arrays, golden_checkpoint, leaves_by_package
 from support.internals import MapArrays, keystr, parse_key, parse_rules, relayout, take
-from support.locations import HF
+from support.locations import HF, ROOT
 from support.stored_trees import EVERYTHING
 from support.trees import tree_of
 
@@ -29,6 +30,7 @@ from ckpttools import (
     as_checkpoint_conversion_fn,
     mapped_by,
 )
+from ckpttools.api.plan_report import Rename, fold_renames
 from ckpttools.testing.strategies import assert_same, noise, statements, stored
 from ckpttools.transforms.rename import Remap, Rule, parse_template, read_rules, renames
 
@@ -80,10 +82,27 @@ def test_template_matches_expected_names(template, name, matches):
 
 
 def test_invalid_templates_are_refused():
-    with pytest.raises(MappingError, match="once"):
-        parse_template("{...}.{...}")
-    with pytest.raises(MappingError, match="brace"):
-        parse_template("a{i")
+    for text in ("a{i", "a}", "{i}.{}"):
+        with pytest.raises(MappingError, match=r"brace|axis names"):
+            parse_template(text)
+
+
+@given(st.text("ab.", max_size=9), st.text("ab.*", max_size=7))
+def test_wildcards_match_as_globs(name, pattern):
+    found = parse_template(pattern).match(name)
+    assert (found is not None) == fnmatchcase(name, pattern)
+    assert found is None or parse_template(pattern).format(found) == name
+
+
+def test_many_wildcards_match_long_names_in_time():
+    assert parse_template("*a*a*a*a*a*b").match("a" * 2000) is None
+    assert parse_template("*.{i}.*.{j}.*b").match("1.2." * 1000) is None
+
+
+def test_wildcards_match_little_text_and_keep_their_order():
+    names = {"a.b.c": "c/a/b", "a.b.c.d": "c.d/a/b"}
+    assert [keystr(path) for path in flat(*names).pipe(renames({"*.b.*": "*/*/b"}))] == ["a/c/b", "a/c.d/b"]
+    assert list(flat("x.norm", "norm").pipe(renames({"*norm": "*ln"}))) == [("x.ln",), ("ln",)]
 
 
 # Names.
@@ -188,13 +207,42 @@ class TestRefusals:
     def test_unmatched_rule_is_reported(self):
         with pytest.raises(MappingError, match="matches nothing") as caught:
             flat("layers.0.kernel").pipe(renames({"layers.{i}.kernle": "x.{i}"}))
-        assert "layers.0.kernel" in str(caught.value)
+        assert caught.value.hint == 'write `from = "layers.{i}.kernel"` and `to = "x.{i}"`'
         optional = Remap([Rule("x.{i}", "y.{i}", optional=True)])
         assert list(flat("a").pipe(optional)) == [("a",)]
 
-    def test_shadowed_rule_is_reported(self):
-        with pytest.raises(MappingError, match="earlier"):
+    @pytest.mark.parametrize(
+        ("source", "target", "cause", "instead"),
+        [
+            ("m.{r}", "b.{r}", "{r} matches only a number", ("m.{...}", "b.{...}")),
+            ("m.l.{i}.{r}.w", "b.{r}.{i}", "{r} matches only a number", ("m.l.{i}.{...}.w", "b.{...}.{i}")),
+            ("m.{a}.{i}.{b}", "{a}/{i}/{b}", "{b} matches only", ("m.{...}.{i}.{...}", "{...}/{i}/{...}")),
+            ("m.l.{i}.{p:k,v}.w", "{i}.{p:k,v}", "only these words", ("m.l.{i}.{...}.w", "{i}.{...}")),
+            ("m.l.{i}", "b.{i}", "only the beginning", ("m.l.{i}.{...}", "b.{i}.{...}")),
+            ("l.{i}.q.w", "{i}", "'m.' at the beginning", ("m.l.{i}.q.w", "{i}")),
+            ("q.w", "b", "which begin with", ("{...}.q.w", "{...}.b")),
+            ("x.m.l.{i}.q.w", "{i}", "names without 'x.'", ("m.l.{i}.q.w", "{i}")),
+            ("M.L.{i}.q.w", "{i}", "the same case", ("m.l.{i}.q.w", "{i}")),
+            ("m/l/{i}/q/w", "{i}", "'.' in the old name", ("m.l.{i}.q.w", "{i}")),
+            ("M.l.{i}.{r}", "{i}.{r}", "'m' instead of 'M'", ("m.l.{i}.{...}", "{i}.{...}")),
+            ("M.{r}", None, "{r} matches only", ("m.{...}", None)),
+        ],
+    )
+    def test_unmatched_rule_gets_its_cause_and_a_rule_that_works(self, source, target, cause, instead):
+        tree = flat("m.l.0.q.w", "m.l.1.q.w", "m.norm.weight", "head")
+        with pytest.raises(MappingError, match="matches nothing") as caught:
+            tree.pipe(renames({source: target}))
+        assert cause in caught.value.expected
+        names = [
+            f"`{key} = {json.dumps(name)}`" for key, name in zip(("from", "to"), instead, strict=True) if name
+        ]
+        assert caught.value.hint == f"write {' and '.join(names)}"
+        assert len(tree.pipe(renames(dict([instead])))) <= 4
+
+    def test_rule_for_names_of_an_earlier_rule_is_reported(self):
+        with pytest.raises(MappingError, match="earlier") as caught:
             flat("a.1").pipe(renames({"a.{i}": "b.{i}", "a.1": "c"}))
+        assert caught.value.got == "a.1, taken by a.{i} -> b.{i}"
 
     def test_strict_refuses_unmatched_arrays(self):
         with pytest.raises(CoverageError, match="no rule matches these arrays") as caught:
@@ -209,8 +257,9 @@ class TestRefusals:
         ("source", "target"), [("a.{i}", "b"), ("a", "b.{i}"), ("a.{...}", "b"), ("a.{i j}", "b.{i}.{j}")]
     )
     def test_names_with_different_fields_are_refused(self, source, target):
-        with pytest.raises(MappingError, match="different fields"):
+        with pytest.raises(MappingError, match="different fields") as caught:
             Rule(source, target)
+        assert caught.value.got.startswith("only in the ")
 
     @pytest.mark.parametrize(
         ("source", "target"),
@@ -574,6 +623,76 @@ class TestCommand:
         (tmp_path / "r.toml").write_text('[[rules]]\nfrom = "nothing"\nto = "x"\n')
         assert "matches nothing" in run("remap", HF, tmp_path / "out", "--map", tmp_path / "r.toml", code=3)
         assert not (tmp_path / "out").exists()
+
+
+class TestRename:
+    def test_dry_run_lists_names_folded_and_json_has_all(self, tmp_path):
+        words = ("remap", HF, tmp_path / "x", "--dry-run", "--drop", "lm_head")
+        text = run(*words, "--rename", "model.layers.{i}.mlp.*=h.{i+1}.ffn.*")
+        assert "renamed  12 arrays\n" in text
+        assert "model.layers.{0..3}.mlp.up_proj.weight -> h.{1..4}.ffn.up_proj.weight\n" in text
+        assert "dropped  1 array: lm_head.weight\n" in text
+        assert "same     26 arrays: model.embed_tokens.weight" in text
+        report = json.loads(run(*words, "--rename", "model.layers.{i}.mlp.*=h.{i+1}.ffn.*", "--json"))
+        assert len(report["renames"]) == 12
+        assert {
+            "sources": ["model.layers.3.mlp.up_proj.weight"],
+            "name": "h.4.ffn.up_proj.weight",
+            "is_rearranged": False,
+        } in report["renames"]
+
+    def test_plan_lists_rearranged_arrays(self, tmp_path):
+        prepared = ckpttools.remap.plan(HF, tmp_path / "x", map=parse_rules(LLAMA), format="orbax")
+        listed = {item.name: item for item in prepared.renames}
+        assert len(listed["params/params/decoder/layers/mlp/wo/kernel"].sources) == 4
+        assert all(
+            item.is_rearranged == ("layers/" in item.name or "logits" in item.name)
+            for item in listed.values()
+        )
+        lines = fold_renames(prepared.renames)
+        assert "model.norm.weight -> params/params/decoder/decoder_norm/scale" in lines
+        wo = f"{DECODER}/layers/mlp/wo/kernel (rearranged)"
+        assert f"model.layers.{{0..3}}.mlp.down_proj.weight -> {wo}" in lines
+
+    @given(st.permutations(range(6)), st.integers(0, 3))
+    def test_folded_lines_hold_the_renames(self, order, offset):
+        """Numbers in folded lines are equal or shifted; all others have a line of their own."""
+        renamed = [Rename((f"a.{k}.w",), f"b{offset}/{order[k] + offset}", False) for k in range(6)]
+        lines = fold_renames(renamed)
+        if sorted(order) == list(order):
+            assert lines == [f"a.{{0..5}}.w -> b{offset}/{{{offset}..{offset + 5}}}"]
+        else:
+            assert lines == [f"{item.sources[0]} -> {item.name}" for item in renamed]
+
+    @pytest.mark.parametrize(
+        ("rename", "names"),
+        [
+            ("model.*=base.*", "38 arrays: base.embed_tokens.weight"),
+            ("model.*=base/*", "38 arrays: base/embed_tokens.weight"),
+            ("lm_head.*=head.*", "1 array: head.weight"),
+            ("model.layers.{i}.mlp.*=h.{i}.*", "12 arrays: h.{0..3}.down_proj.weight"),
+        ],
+    )
+    def test_names_that_config_does_not_describe_are_noted(self, tmp_path, rename, names):
+        old, new = rename.split("=")
+        notes = ckpttools.remap.plan(HF, tmp_path / "x", rename={old: new}).plan.notes.remarks
+        assert [names in note for note in notes if "config.json describes llama" in note] == [True]
+        assert not any("convert the model" in note for note in notes)
+
+    def test_names_that_peft_does_not_load_are_noted(self, tmp_path):
+        adapter = ROOT / "fixtures" / "peft" / "plain"
+
+        def notes(**rename):
+            prepared = ckpttools.remap.plan(adapter, tmp_path / "x", rename=dict([rename["by"].split("=")]))
+            return " ".join(prepared.plan.notes.remarks)
+
+        assert "28 arrays: foo.model.layers.{0..1}" in notes(by="base_model.model.*=foo.*")
+        assert "does not load the new names of 4 arrays" in notes(by="*.q_proj.*=*.wq.*")
+        assert not notes(by="*.layers.{i}.*=*.layers.{i+2}.*")
+
+    def test_names_of_the_family_are_not_noted(self, tmp_path):
+        notes = ckpttools.remap.plan(HF, tmp_path / "x", map=parse_rules(LLAMA), format="orbax").plan.notes
+        assert not any("does not have the new names" in note for note in notes.remarks)
 
 
 # MaxText's checkpoint_conversion_fn.

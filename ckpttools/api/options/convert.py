@@ -21,7 +21,7 @@ from ckpttools.api.options import (
     patterns,
     with_help,
 )
-from ckpttools.api.options.edit import DTYPE_MAP, FORCE, MAP, SCAN_AXIS, SELECT, STRICT
+from ckpttools.api.options.edit import DTYPE_MAP, FORCE, MAP, RENAME, SCAN_AXIS, SELECT, STRICT
 from ckpttools.core.errors import UsageError
 from ckpttools.core.memory_limit import parse_size
 from ckpttools.core.message_terms import action
@@ -95,6 +95,7 @@ CONVERT = (
         "also from the names of torchtitan and Meta's code.",
         flag="--names",
     ),
+    RENAME,
     MAP,
     STRICT,
     DTYPE,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ckpttools.api.options import DEQUANTIZE_LIKE, DTYPE, FAMILY, MAXTEXT, count, patterns, with_help
 from ckpttools.core.dtypes import DType, parse_dtype
 from ckpttools.core.errors import UsageError
-from ckpttools.core.message_terms import action
+from ckpttools.core.message_terms import action, option
 from ckpttools.core.options import Option, switch, variant
 
 
@@ -20,6 +22,36 @@ def parse_dtype_of_pattern(text: str) -> tuple[str, DType]:
     if not (pattern and equals):
         raise UsageError(f"{text!r} is not PATTERN=DTYPE, such as '*/mlp/*=bfloat16'.")
     return pattern, parse_dtype(dtype)
+
+
+def parse_rename(text: str) -> tuple[str, str]:
+    """Parse OLD=NEW: `("model.*", "base.*")`.
+
+    Raises:
+        UsageError: The text does not have exactly one "=", with a name on each side.
+    """
+    old, equals, new = text.partition("=")
+    if not (old and new) or "=" in new:
+        drop = f"; to leave arrays out, use {option('drop', 'PATTERN')}" if equals and not new else ""
+        raise UsageError(f"{text!r} is not OLD=NEW, such as 'model.*=base.*'{drop}.")
+    return old, new
+
+
+def _distinct(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Collect the values of `rename`.
+
+    Raises:
+        UsageError: Two values have the same old name.
+    """
+    names: dict[str, str] = {}
+    for old, new in pairs:
+        if names.setdefault(old, new) != new:
+            raise UsageError(
+                "a name cannot become two names",
+                got=" and ".join(option("rename", {old: item}) for item in (names[old], new)),
+                hint="leave one of them out",
+            )
+    return names
 
 
 KEEP = patterns("keep", "Keep only matching arrays, such as 'params/*', or a key and everything below it.")
@@ -60,15 +92,27 @@ MAP = Option(
     "MAP",
     complete="files",
 )
-STRICT = switch("strict", "Refuse arrays that no rule of {map} matches.")
+RENAME = Option(
+    "rename",
+    parse_rename,
+    None,
+    "Rename arrays: 'model.*=base.*', where * is any text, or 'h.{N}.*=layers.{N+1}.*', where {N} is a "
+    "number.",
+    "OLD=NEW",
+    many=_distinct,
+    complete="arrays",
+)
+STRICT = switch("strict", "Refuse arrays that no rule of {map} or {rename} matches.")
 REMAP = (
+    RENAME,
     MAP,
+    with_help(DROP, "Leave out matching arrays, before anything is renamed."),
     STRICT,
     variant(
         MAXTEXT,
         default=None,
         env=False,
-        help="Write a MaxText checkpoint in the layout of this version, instead of applying {map}.",
+        help="Write a MaxText checkpoint in the layout of this version, instead of {rename} or {map}.",
     ),
     with_help(
         FAMILY,
