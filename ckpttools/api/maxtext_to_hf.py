@@ -13,6 +13,7 @@ from ckpttools.api.sources import Size, Source, float_dtype_of, opened, read_opt
 from ckpttools.array.tree import Tree, by_name
 from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.dtypes import DType
+from ckpttools.core.notes import Notes
 from ckpttools.core.options import declare
 from ckpttools.formats.adapters import ADAPTER
 from ckpttools.formats.base import Writer
@@ -23,6 +24,7 @@ from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.maxtext.conversion_options import TEXT, ToHuggingFace
 from ckpttools.maxtext.model_files import ModelFiles, config_bytes, stale_file_notes, stale_files
 from ckpttools.maxtext.model_options import ModelOptions
+from ckpttools.maxtext.original_dtypes import narrower_dtype_advice
 from ckpttools.maxtext.source_checks import refuse_hugging_face
 from ckpttools.maxtext.to_hf import HuggingFaceModel, require_towers, to_huggingface
 from ckpttools.maxtext.vocabulary import refuse_learned_rows
@@ -126,9 +128,11 @@ def plan_to_huggingface(
     sidecar_writer = WithSidecars(
         writer or writer_for(Tree({}), "safetensors"), Sidecars(copied), built=result
     )
-    prepared = resources.plan(
-        with_origin(model.tree, tree), sidecar_writer, model.notes + stale_file_notes(untrue)
-    )
+    notes = model.notes + stale_file_notes(untrue)
+    if options.dtype is None and change is None:
+        arrays = by_name(model.tree.arrays)
+        notes += Notes(advice=narrower_dtype_advice(arrays, files.config, options.maxtext_config))
+    prepared = resources.plan(with_origin(model.tree, tree), sidecar_writer, notes)
     # This is the only place where planning reads data: dropped rows are lost, and no header shows whether
     # they are padding. The check follows planning, which rejects models that do not fit into the memory.
     held_bytes, location = prepared.plan.held_bytes, tree.metadata.location

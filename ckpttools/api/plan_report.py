@@ -64,7 +64,7 @@ class PlanReport:
         bytes_referenced: Bytes that are shared with source files instead of being copied.
         bytes_dead: Other bytes in the shared files, which exist as long as the destination does.
         links: The shared files, by their names in the destination.
-        remarks: Other remarks for the user.
+        remarks: Other remarks and advice for the user.
         gain: Reads of the devices of a mesh before and after; None without a mesh.
     """
 
@@ -111,7 +111,7 @@ def describe(prepared: Prepared, source: Location) -> PlanReport:
         bytes_referenced=plan.bytes_referenced,
         bytes_dead=plan.bytes_dead,
         links={name: source.path for name, source in plan.layout.links.items()},
-        remarks=(*plan.raw_remarks, *new_parent_remarks(destination)),
+        remarks=(*plan.raw_remarks, *new_parent_remarks(destination), *plan.notes.advice),
         array_list=tuple(_planned_arrays(plan)),
         gain=prepared.gain,
     )

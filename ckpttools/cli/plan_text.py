@@ -174,6 +174,12 @@ def closing_line(receipt: Receipt) -> str:
     return f"{receipt.destination}: {', '.join(parts)}{published_text(receipt.published)}"
 
 
+def advice_lines(notes: Notes) -> Iterator[str]:
+    """Yield the advice on a result."""
+    for text in notes.advice:
+        yield from format_labeled("advice", text, _COLUMN, prose_width())
+
+
 def published_text(published: Published | None) -> str:
     """Return a line with the URL, visibility and commit of the published checkpoint."""
     if published is None:

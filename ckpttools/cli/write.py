@@ -225,10 +225,11 @@ def finish(receipt: Receipt, *, as_json: bool) -> Receipt:
     Returns the receipt, including the suggested commands.
     """
     from ckpttools.api.next_steps import NextSteps, next_steps
-    from ckpttools.cli.plan_text import closing_line, print_next
+    from ckpttools.cli.plan_text import advice_lines, closing_line, print_next
 
     if not as_json:
-        print_lines([*error_lines(receipt.errors), closing_line(receipt)], is_summary=True)
+        closing = [*error_lines(receipt.errors), closing_line(receipt), *advice_lines(receipt.notes)]
+        print_lines(closing, is_summary=True)
     steps = next_steps(receipt.destination) or NextSteps(())
     if not as_json:
         print_next(steps)

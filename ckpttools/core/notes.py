@@ -35,12 +35,14 @@ class Notes:
         values: Values that are changed and that the reverse conversion restores exactly.
         dropped: Source arrays that are omitted on purpose.
         remarks: Further remarks for the user, one sentence each.
+        advice: Options to consider for this result, one sentence each; shown after the result.
     """
 
     inexact: tuple[Note, ...] = ()
     values: tuple[Note, ...] = ()
     dropped: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
+    advice: tuple[str, ...] = ()
 
     def __add__(self, other: Notes) -> Notes:
         return Notes(
@@ -48,4 +50,5 @@ class Notes:
             self.values + other.values,
             self.dropped + other.dropped,
             self.remarks + other.remarks,
+            self.advice + other.advice,
         )

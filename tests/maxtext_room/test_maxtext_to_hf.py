@@ -10,8 +10,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from support.command_line import succeed
 from support.golden_data import FAMILIES, SCAN_NAMES, convert, golden_checkpoint
 from support.internals import (
+    Constant,
     ModelFiles,
     OrbaxWriter,
     SafetensorsWriter,
@@ -47,6 +49,7 @@ from ckpttools import (
     save,
 )
 from ckpttools.maxtext.model_config import absent_mtp_field
+from ckpttools.maxtext.original_dtypes import narrower_dtype_advice
 from ckpttools.testing.models import LlamaSizes, write_llama
 from ckpttools.testing.strategies import stored
 
@@ -170,6 +173,43 @@ class TestSource:
         for layer in range(kernel.shape[1]):
             expected = kernel[:, layer].T
             assert np.array_equal(built[f"model.layers.{layer}.mlp.gate_proj.weight"], expected)
+
+    def test_float32_run_of_a_bfloat16_model_gets_advice(self, tmp_path):
+        config = train_config(ckpttools.open(TRAINED)) | {"torch_dtype": "bfloat16"}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        words = "convert", "maxtext-to-hf", TRAINED, tmp_path / "hf", "--like", tmp_path / "config.json"
+        advice = (
+            "the weights are float32, 723 kB; the model is bfloat16 (config.json), in which they take 362 kB"
+            ": --dtype bfloat16"
+        )
+        planned = json.loads(succeed(*words, "--dry-run", "--json").stdout)
+        assert planned["remarks"][-1] == advice
+        done = succeed(*words, COLUMNS="300").stdout
+        assert advice in done.splitlines()[-1]
+        result = json.loads(succeed(*words, "--overwrite", "--json").stdout)
+        assert result["notes"]["advice"] == [advice]
+        assert result["bytes_out"] == 723_200
+        cast = json.loads(succeed(*words, "--overwrite", "--dtype", "bfloat16", "--json").stdout)
+        assert (cast["notes"]["advice"], cast["bytes_out"]) == ([], 361_600)
+
+    @pytest.mark.parametrize(
+        ("stored", "config", "settings", "reason"),
+        [
+            ("float32", {"dtype": "torch.bfloat16"}, (), "the model is bfloat16 (config.json)"),
+            ("float32", {"text_config": {"dtype": "float16"}}, (), "the model is float16 (config.json)"),
+            ("float32", None, ("weight_dtype=bfloat16",), "the run has weight_dtype=bfloat16"),
+            ("float32", {}, ("weight_dtype=float32",), "MaxText computes in bfloat16 by default"),
+            ("float32", None, ("dtype=float32",), None),
+            ("float32", {"dtype": "float32"}, (), None),
+            ("float32", {"dtype": "auto"}, (), None),
+            ("bfloat16", {"dtype": "float16"}, (), None),
+            ("bfloat16", None, (), None),
+        ],
+    )
+    def test_advice_names_the_origin_of_the_narrower_dtype(self, stored, config, settings, reason):
+        arrays = {"w": Constant((8,), DTYPES[stored], bytes(DTYPES[stored].itemsize))}
+        advice = narrower_dtype_advice(arrays, config, settings)
+        assert [reason in text for text in advice] == ([True] if reason else [])
 
     def test_optimizer_state_is_not_read(self, tmp_path):
         config = train_config(ckpttools.open(TRAINED))
