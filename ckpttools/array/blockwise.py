@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Protocol
 from ckpttools.array import read_blocks
 from ckpttools.array.lazy import Derived, LazyArray, ReadCost
 from ckpttools.array.read_blocks import subview
+from ckpttools.array.scratch import LARGEST
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, ShapeError
 from ckpttools.core.message_terms import action, option
 from ckpttools.core.region import Region, Shape, ceil_div
-from ckpttools.core.tally import LARGEST
 
 if TYPE_CHECKING:
     import numpy as np

@@ -7,15 +7,15 @@ every task, so peak memory is the sum of the workers' blocks, whatever the size 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from math import prod
 
 import numpy as np
 
-from ckpttools.core.tally import add_counts
-
 ALIGNMENT = 4096
+# Prefix of counters that are merged by maximum instead of sum.
+LARGEST = "largest_"
 
 
 def round_up_to_page(nbytes: int) -> int:
@@ -39,7 +39,7 @@ class Scratch:
         return self._block.nbytes
 
     def tally(self, counts: Mapping[str, float]) -> None:
-        """Add counts to the tally, as `ckpttools.core.tally` does."""
+        """Add counts to the tally, as `add_counts` does."""
         add_counts(self.counts, counts)
 
     def take_counts(self) -> Mapping[str, float]:
@@ -67,3 +67,14 @@ class Scratch:
             yield self._block[bottom : bottom + count].view(dtype).reshape(shape)
         finally:
             self._top = bottom
+
+
+def add_counts(tally: MutableMapping[str, float], counts: Mapping[str, float]) -> None:
+    """Add the counters of a part to a tally, in place. Parts can be added in any order."""
+    for name, number in counts.items():
+        if name not in tally:
+            tally[name] = number
+        elif name.startswith(LARGEST):
+            tally[name] = max(tally[name], number)
+        else:
+            tally[name] += number

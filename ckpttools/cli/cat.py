@@ -101,13 +101,14 @@ def _lines(report: ArrayValues) -> Iterator[str]:
     if report.output is not None:
         yield f"wrote {report.output}"
     if report.statistics is not None:
-        yield from _statistics_lines(report.statistics)
+        yield from statistics_lines(report.statistics)
     if report.values is not None:
         yield ""
-        yield from _format_values(report).splitlines()
+        yield from format_values(report, width() or 80).splitlines()
 
 
-def _statistics_lines(statistics: Statistics) -> Iterator[str]:
+def statistics_lines(statistics: Statistics) -> Iterator[str]:
+    """Yield a line for each statistic, leaving out counts of zero."""
     for name in ("min", "max", "mean", "std", "norm"):
         yield f"  {name:<10}{format_number(getattr(statistics, name))}"
     for name, label in (("zeros", "zeros"), ("subnormals", "subnormal"), ("nan", "NaN"), ("inf", "Inf")):
@@ -119,8 +120,8 @@ def _statistics_lines(statistics: Statistics) -> Iterator[str]:
 _PRECISION = {"float64": 8, "float32": 8, "float16": 5}
 
 
-def _format_values(report: ArrayValues) -> str:
-    """Format values as numpy does."""
+def format_values(report: ArrayValues, room: int) -> str:
+    """Format values as numpy does, in lines of at most `room` columns."""
     if isinstance(report.values, str):
         return report.values
     import numpy as np
@@ -136,7 +137,7 @@ def _format_values(report: ArrayValues) -> str:
         return str(values.reshape(())[()])
     return np.array2string(
         values.reshape(shape),
-        max_line_width=width() or 80,
+        max_line_width=room,
         precision=_PRECISION.get(report.dtype or "", 4 if is_float else 8),
         threshold=0 if report.excerpt else max(values.size, 1),
         edgeitems=EDGE_ITEMS,

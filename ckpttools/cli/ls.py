@@ -1,10 +1,11 @@
-"""`ckpt ls`: list the steps of runs, or the checkpoints and runs in directories."""
+"""`ckpt ls`: list the steps of runs, or the checkpoints in directories; and `ckpt PATH`: identify a path."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
+from typing import TYPE_CHECKING
 
 import click
 
@@ -18,6 +19,9 @@ from ckpttools.formats.detect import LocationKind, count_members
 from ckpttools.runs.collection import CollectionListing
 from ckpttools.runs.listing import ItemListing, RunListing, StepListing
 from ckpttools.stores.location import Location
+
+if TYPE_CHECKING:
+    from ckpttools.api.summary import Summary
 
 
 @click.command(short_help="List the steps in a training run.", cls=BaseCommand)
@@ -212,3 +216,33 @@ def item_lines(items: Sequence[ItemListing]) -> Iterator[str]:
         for item in items
     ]
     yield from draw_table(columns, rows, width())
+
+
+@click.command("summary", hidden=True, cls=BaseCommand)
+@click.argument("path", type=ANY_PATH)
+@json_option
+@flags(REQUESTS)
+def summary(path: Location, as_json: bool, requests: int | None) -> None:
+    """Identify PATH and suggest commands."""
+    from ckpttools.api.summary import summary as look
+
+    result = look(path, requests=requests)
+    print_report(result, _summary_lines(result), as_json=as_json)
+
+
+def _summary_lines(result: Summary) -> Iterator[str]:
+    from ckpttools.cli.tree_facts import fact_lines
+
+    yield f"{styled(printable(result.path), bold=True)}: {printable(result.what)}"
+    if result.run is not None:
+        # The run's path is printed only if it is one level below.
+        yield from islice(run_lines(result.run), int(result.run.path == result.path), None)
+    if result.collection is not None:
+        yield from collection_lines(result.collection)
+    if result.items:
+        yield from item_lines(result.items)
+    if result.tree is not None:
+        yield from fact_lines(result.tree, width())
+    yield ""
+    for number, command in enumerate(result.next):
+        yield f"{'next' if not number else '':<6}{command}"

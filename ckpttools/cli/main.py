@@ -150,7 +150,7 @@ _GROUPS = {
 _COMMANDS = {name: entry for group in _GROUPS.values() for name, entry in group.items()}
 
 
-_SUMMARY = lazy_command("summary", "summary", "Identify a path.")
+_SUMMARY = lazy_command("ls", "summary", "Identify a path.")
 
 
 class _Root(LazyGroup):

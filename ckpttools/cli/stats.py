@@ -107,7 +107,7 @@ def print_stats(report: StatsReport) -> None:
         [
             *_head_line(report),
             *(draw_table(_COLUMNS, rows, width()) if rows else ()),
-            *(line for array in report.arrays for line in _histogram_lines(array)),
+            *(line for array in report.arrays for line in _histogram_of(array)),
             "",
             _total_line(report),
         ]
@@ -171,23 +171,31 @@ def format_number(value: float | None) -> str:
     return f"{value}" if isinstance(value, int) and abs(value) < 1_000_000 else f"{value:.4g}"
 
 
-def _histogram_lines(array: ArrayStats) -> Iterator[str]:
-    """Yield bars for magnitudes, largest first, and quantiles."""
-    if array.distribution is None:
-        return
-    spread, zeros = array.distribution, array.statistics.zeros
-    room = max(8, min(_BAR, (width() or _BAR + _MARGIN) - _MARGIN))
+def _histogram_of(array: ArrayStats) -> Iterator[str]:
+    if array.distribution is not None:
+        yield ""
+        yield styled(printable(array.path), bold=True)
+        yield from histogram_lines(array.distribution, array.statistics.zeros, width())
+
+
+def histogram_lines(spread: Distribution, zeros: int, columns: int | None) -> Iterator[str]:
+    """Yield bars for magnitudes, largest first, and quantiles.
+
+    Args:
+        spread: The distribution.
+        zeros: Exact number of zeros.
+        columns: Width of the lines; None for no limit.
+    """
+    room = max(8, min(_BAR, (columns or _BAR + _MARGIN) - _MARGIN))
     lines = list(_magnitude_rows(spread, zeros))
     longest = max(share for _, share in lines)
-    yield ""
-    yield styled(printable(array.path), bold=True)
     for label, share in lines:
         bar = "█" * round(room * share / longest)
         yield f"  {label:<22}  {share:7.2%}" + (f"  {styled(bar, fg='cyan')}" if bar else "")
     quantiles = [
         f"{word} {format_number(spread.quantiles[share])}" for share, word in _SHOWN_QUANTILES.items()
     ]
-    yield from _wrap_row(quantiles, width())
+    yield from _wrap_row(quantiles, columns)
 
 
 def _wrap_row(words: list[str], room: int | None) -> Iterator[str]:

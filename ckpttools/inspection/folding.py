@@ -7,7 +7,7 @@ Every second layer is shown as `layers_{0..30 by 2}`. Parameters precede optimiz
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from math import prod
@@ -71,14 +71,9 @@ def fold(
     hidden = [array for array in ordered if array.is_random] if collapse_random else []
     if len(hidden) in (1, len(ordered)):
         hidden = []
-    # Formats without a tree have flat names, in which dots separate keys.
-    joint = "/" if any("/" in item.path for item in ordered) else "."
-    root, total = _Node(), sum(array.nbytes for array in ordered)
-    for array in ordered:
-        if not (hidden and array.is_random):
-            root.location(array.path.split(joint, _MAX_DEPTH), array)
-    root.sign({})
-    branches = _limit_depth(_Folding(joint, total, sort).branches(root, repeated=1), depth)
+    total = sum(array.nbytes for array in ordered)
+    shown = [array for array in ordered if not array.is_random] if hidden else ordered
+    branches = _limit_depth(_branches(FoldedLine.top(shown, sort=sort), 1, total), depth)
     return (*branches, _random_branch(hidden, total)) if hidden else branches
 
 
@@ -86,6 +81,25 @@ def _random_branch(arrays: Sequence[ArrayReport], total: int) -> Branch:
     """Return one branch without children for the states of random number generators."""
     size, nbytes = sum(prod(array.shape) for array in arrays), sum(array.nbytes for array in arrays)
     return Branch(RNG_STATE, None, 1, len(arrays), size, nbytes, nbytes / total if total else 0.0, ())
+
+
+def _branches(line: FoldedLine, repeated: int, total: int) -> tuple[Branch, ...]:
+    """Return what is below a line that itself stands for `repeated` nodes; `total` is the size of all."""
+    return tuple(_branch(below, repeated * len(below.members), total) for below in line.children())
+
+
+def _branch(line: FoldedLine, times: int, total: int) -> Branch:
+    nbytes = line.nbytes * times
+    return Branch(
+        line.name,
+        line.array,
+        times,
+        line.count * times,
+        line.num_elements * times,
+        nbytes,
+        nbytes / total if total else 0.0,
+        _branches(line, times, total),
+    )
 
 
 def _limit_depth(branches: tuple[Branch, ...], depth: int | None) -> tuple[Branch, ...]:
@@ -141,34 +155,86 @@ class _Node:
         self.signature = known.setdefault((own, *below), len(known))
 
 
-@dataclass(frozen=True, slots=True)
-class _Folding:
-    """Converts nodes to branches; `total` is the size of all arrays in bytes, `sort` as in `fold`."""
+@dataclass(frozen=True, slots=True, eq=False)
+class FoldedLine:
+    """A line of the folded tree, whose children are folded when they are needed.
 
+    Attributes:
+        name: See `Branch`.
+        members: Names of the siblings in this line, relative to the line above.
+        joint: Text that joins keys.
+    """
+
+    name: str
+    members: Sequence[str]
     joint: str
-    total: int
-    sort: str | None
+    _node: _Node
+    _below: Sequence[tuple[str, Sequence[str]]] | None
+    _sort: str | None
 
-    def branches(self, node: _Node, repeated: int) -> tuple[Branch, ...]:
-        """Return the folded children of a node that itself stands for `repeated` nodes."""
-        lines = _fold_children(node.children)
-        if self.sort is None:
-            lines.sort(key=lambda line: node.children[line[1][0]].rank)
-        result = [
-            self._branch(name, node.children[members[0]], repeated * len(members)) for name, members in lines
-        ]
-        return tuple(sorted(result, key=lambda item: -item.nbytes) if self.sort == "size" else result)
+    @classmethod
+    def top(cls, arrays: Iterable[ArrayReport], *, sort: str | None = None) -> FoldedLine:
+        """Return the line above all arrays, whose name is empty.
 
-    def _branch(self, name: str, first: _Node, times: int) -> Branch:
-        """Return one line for `times` nodes like `first`. Keys without siblings are joined."""
-        below = self.branches(first, times)
-        if len(below) == 1 and first.array is None:
-            return replace(below[0], name=f"{name}{self.joint}{below[0].name}")
-        nbytes = first.nbytes * times
-        share = nbytes / self.total if self.total else 0.0
-        return Branch(
-            name, first.array, times, first.count * times, first.num_elements * times, nbytes, share, below
-        )
+        Args:
+            arrays: Arrays with distinct paths.
+            sort: As in `fold`.
+        """
+        ordered = list(arrays)
+        # Formats without a tree have flat names, in which dots separate keys.
+        joint = "/" if any("/" in item.path for item in ordered) else "."
+        root = _Node()
+        for array in ordered:
+            root.location(array.path.split(joint, _MAX_DEPTH), array)
+        root.sign({})
+        return cls("", ("",), joint, root, None, sort)
+
+    @property
+    def array(self) -> ArrayReport | None:
+        """The array of the first sibling; None if there is none at this path."""
+        return self._node.array
+
+    @property
+    def count(self) -> int:
+        """Number of arrays of one sibling."""
+        return self._node.count
+
+    @property
+    def num_elements(self) -> int:
+        """Number of elements of one sibling."""
+        return self._node.num_elements
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one sibling."""
+        return self._node.nbytes
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether nothing is below."""
+        return not self._node.children
+
+    def children(self) -> list[FoldedLine]:
+        """Return the lines below one of the siblings. Keys without siblings are joined."""
+        below = _fold_children(self._node.children) if self._below is None else self._below
+        if self._sort is None:
+            below = sorted(below, key=lambda line: self._node.children[line[1][0]].rank)
+        lines = [self._line(name, members) for name, members in below]
+        if self._sort == "size":
+            lines.sort(key=lambda line: -line.nbytes * len(line.members))
+        return lines
+
+    def _line(self, name: str, members: Sequence[str]) -> FoldedLine:
+        node, below = self._node.children[members[0]], None
+        while node.array is None:
+            below = _fold_children(node.children)
+            if len(below) != 1:
+                break
+            ((key, keys),) = below
+            name = f"{name}{self.joint}{key}"
+            members = [f"{member}{self.joint}{item}" for member in members for item in keys]
+            node, below = node.children[keys[0]], None
+        return FoldedLine(name, members, self.joint, node, below, self._sort)
 
 
 def _fold_children(children: Mapping[str, _Node]) -> list[tuple[str, list[str]]]:
@@ -196,7 +262,12 @@ def _group_by_number(children: Mapping[str, _Node]) -> dict[_Alike, dict[str, st
     """Group children by all but one number of their names. Returns each child's name by that number."""
     groups: dict[_Alike, dict[str, str]] = defaultdict(dict)
     padded = _zero_padded_widths(children)
+    # Most names of 100,000 random ones differ in more than numbers, and would form 1,000,000 groups.
+    patterns = {name: hash((_NUMBER.sub("0", name), child.signature)) for name, child in children.items()}
+    counts = Counter(patterns.values())
     for name, child in children.items():
+        if counts[patterns[name]] == 1:
+            continue
         for match in _NUMBER.finditer(name):
             prefix, suffix, number = name[: match.start()], name[match.end() :], match[0]
             width = len(number) if len(number) in padded.get((prefix, suffix), ()) else 0

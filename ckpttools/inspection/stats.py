@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import groupby
 from math import isfinite
 
@@ -112,7 +112,7 @@ class StatsReport(Tabular):
 
 def inspect_stats(
     tree: Tree,
-    pattern: str = "*",
+    pattern: str | Collection[Path] = "*",
     *,
     memory: int,
     jobs: int | None,
@@ -125,7 +125,7 @@ def inspect_stats(
 
     Args:
         tree: Any checkpoint.
-        pattern: Shell pattern of the paths to read.
+        pattern: Shell pattern of the paths to read, or the paths themselves.
         memory: Maximum resident bytes.
         jobs: Maximum number of workers; fewer if they do not fit into the memory.
         per_layer: Whether to compute statistics for every layer stacked in an array, too.
@@ -182,12 +182,14 @@ def _largest(arrays: Iterable[LazyArray], limit: int | None) -> frozenset[int]:
     return frozenset(sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)[:limit])
 
 
-def matching(tree: Tree, pattern: str) -> dict[Path, LazyArray]:
-    """Return the arrays whose paths match a shell pattern.
+def matching(tree: Tree, pattern: str | Collection[Path]) -> dict[Path, LazyArray]:
+    """Return the arrays whose paths match a shell pattern, or those at the given paths.
 
     Raises:
-        UsageError: No array matches.
+        UsageError: No array matches the pattern.
     """
+    if not isinstance(pattern, str):
+        return {path: tree.arrays[path] for path in pattern}
     return dict(filter_items(tree.arrays.items(), lambda item: keystr(item[0]), pattern))
 
 

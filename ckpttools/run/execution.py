@@ -8,11 +8,11 @@ from contextlib import closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from ckpttools.array.scratch import add_counts
 from ckpttools.array.tree import Path, keystr
 from ckpttools.core.errors import MemoryBudgetError, with_all_damage
 from ckpttools.core.process_memory import thread_count
 from ckpttools.core.region import Shape
-from ckpttools.core.tally import add_counts
 from ckpttools.formats.base import Extents
 from ckpttools.formats.placement import ChunkFiles, Range
 from ckpttools.plan.plan import Plan

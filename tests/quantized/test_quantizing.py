@@ -19,8 +19,8 @@ from ckpttools.array.blockwise import (
     quantization_errors,
     total_error,
 )
+from ckpttools.array.scratch import add_counts
 from ckpttools.core.region import ceil_div
-from ckpttools.core.tally import add_counts
 from ckpttools.quantized.encoders import Mxfp4Encoder, decode_codes, round_to_narrow_float
 from ckpttools.testing.strategies import regions, stored, tilings
 
