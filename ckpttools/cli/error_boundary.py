@@ -166,6 +166,12 @@ def _error_lines(error: CheckpointError, room: int | None) -> list[str]:
     return lines
 
 
+def error_lines(end: BaseException, room: int | None) -> list[str]:
+    """Format the exception that ended a task in lines of the given width."""
+    error = _translate_click(end) or _describe_internal_error(end)
+    return [style_label(line) for line in _error_lines(error, room)]
+
+
 # Commands in a sentence must stay copyable even without backticks.
 _COMMAND_PATTERN = re.compile(r"(?<!`)\b(ckpt [a-z]+ |hf download |mkdir |cp -|rm -|mv )")
 

@@ -97,6 +97,7 @@ _GROUPS = {
         "inspect": lazy_command(
             "inspect", "inspect", "Show a checkpoint's tree, statistics, chunks or report."
         ),
+        "browse": lazy_command("browse", "browse", "Browse a checkpoint or a run in the terminal."),
         "cat": lazy_command("cat", "cat", "Print the values of an array or a region of it."),
         "ls": lazy_command("ls", "ls", "List the steps in a training run."),
         "diff": lazy_command("diff", "diff", "Compare two checkpoints: what differs, how much, and why."),

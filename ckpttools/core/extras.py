@@ -14,6 +14,7 @@ _EXTRAS = {
     "jaxlib": "jax",
     "orbax": "jax",
     "resvg_py": "plot",
+    "textual": "browse",
 }
 _PROJECTS = {"orbax": "orbax-checkpoint", "resvg_py": "resvg-py"}
 

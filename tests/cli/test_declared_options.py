@@ -37,7 +37,7 @@ FUNCTIONS = {
     "inspect tree": "inspect",
     "run": "run_part",
 }
-WITHOUT_FUNCTION = {"completion", "skill", "demo", "families show", "formats", "help", "plan"}
+WITHOUT_FUNCTION = {"browse", "completion", "skill", "demo", "families show", "formats", "help", "plan"}
 # What commands do with results, or how they run.
 OUTPUT = {"as_json", "progress", "dry_run", "distributed", "coordinator", "process", "allow_unprotected"}
 OUTPUT |= {"into", "as_jsonl"}

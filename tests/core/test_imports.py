@@ -265,6 +265,8 @@ TOUCHES_FILES = {
     "plan/parts.py": "the environment",
     "plan/task.py": "the number of cores",
     "cli/__init__.py": "the environment",
+    "cli/browse.py": "the terminal",
+    "cli/browser.py": "the environment",
     "cli/error_boundary.py": "the terminal",
     "cli/main.py": "the environment",
     "cli/completion.py": "startup files of shells",
