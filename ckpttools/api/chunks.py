@@ -98,7 +98,7 @@ def _rules(rules: RulesLike | None, mesh: MeshShape) -> Rules:
 
 
 def _specs_by_path(applied: AppliedRules) -> PathSpecs:
-    applied.rules.check_patterns(applied.tree.arrays)
+    applied.rules.check_names(applied.tree)
     return rule_specs(applied)
 
 

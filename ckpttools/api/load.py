@@ -55,7 +55,7 @@ from ckpttools.quantized.unsupported_errors import refuse_few_bits
 from ckpttools.quantized.view import quantized_view
 from ckpttools.sharding.loading import JobProgress
 from ckpttools.sharding.mesh import parse_mesh
-from ckpttools.sharding.rules import RulesLike, resolve_rules
+from ckpttools.sharding.rules import NamedArray, RulesLike, resolve_rules
 from ckpttools.stores.concurrency import use_concurrency
 from ckpttools.stores.fetching import fetch
 from ckpttools.stores.registry import LocationLike
@@ -211,7 +211,7 @@ def load(
         plain = tree if dtype is None else _dequantize(tree, None if dtype == "like" else dtype_of(dtype))
         built, notes = converted(plain, to, template, declared, memory)
         if where.rules is not None:
-            where.rules.check_patterns([*built.arrays, *(leaf.path for leaf in leaves)])
+            where.rules.check_names(built, [NamedArray(leaf.path, leaf.axes) for leaf in leaves])
         if keep or drop:
             built = built.pipe(Select(patterns_of(keep), patterns_of(drop)))
         result = _request(tree, built, template, where, dtype, to)

@@ -169,7 +169,7 @@ def mesh_grid(applied: AppliedRules, limit: int | None = None, jax_arrays: Colle
         ShapeError: An axis of an array cannot be divided evenly.
     """
     tree, mesh = applied.tree, applied.mesh
-    applied.rules.check_patterns(tree.arrays)
+    applied.rules.check_names(tree)
     chunks: dict[Path, Shape] = {}
     shardings: dict[Path, Sharding] = {}
     axes = tuple(mesh.axes.items())

@@ -142,6 +142,15 @@ def _row_axis_names(row: Row) -> AxisNames:
     return tuple(named.get(group[0], (group[0],)) for group in row.right.groups)
 
 
+def is_maxtext_axis(name: str) -> bool:
+    """Return whether MaxText uses a logical axis name, also for activations and caches, or families do."""
+    return name in _LOGICAL_AXES or name.startswith(_PREFIXES_OF_OTHERS)
+
+
+# Names without a prefix are those in `logical_axis_rules` of MaxText 0.2.5 that are not names of parameters.
+_OTHER_AXES = ("embed_no_exp", "embed_no_exp_moe", "expert_only", "num_pages", "tokens_per_page")
+_PREFIXES_OF_OTHERS = ("activation_", "cache_", "decode_", "paged_", "prefill_", "segment_ids_")
+
 MESH_AXES = (
     "diloco",
     "data",
@@ -198,4 +207,7 @@ LOGICAL_AXIS_RULES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("mhc", ()),
     ("mlp_no_fsdp", _TENSOR),
     ("exp_with_fsdp", ("fsdp",)),
+)
+_LOGICAL_AXES = frozenset(
+    (*dict(LOGICAL_AXIS_RULES), *_FAMILY_NAMES, *_FAMILY_NAMES.values(), *_OTHER_AXES, "layer")
 )

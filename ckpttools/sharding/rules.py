@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from functools import lru_cache
 from itertools import chain
@@ -26,7 +26,13 @@ from ckpttools.core.message_terms import action
 from ckpttools.core.text import array_count, sample_names
 from ckpttools.formats.json_file import parse_json
 from ckpttools.mapping.documents import fields, mapping, text
-from ckpttools.maxtext.axis_names import LOGICAL_AXIS_RULES, MESH_AXES, AxisNames, axis_names
+from ckpttools.maxtext.axis_names import (
+    LOGICAL_AXIS_RULES,
+    MESH_AXES,
+    AxisNames,
+    axis_names,
+    is_maxtext_axis,
+)
 from ckpttools.sharding.mesh import MeshShape, Spec, check_spec, parse_spec, require_axes, spec_from_entries
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
@@ -61,6 +67,19 @@ class Rules:
             require_axes(spec, mesh, f"{self.name}: {pattern}")
         for logical, axes in self.axes:
             needed = tuple(name for name in axes if name not in self.absent)
+            if (
+                logical in mesh.axes
+                and needed
+                and not mesh.axes.keys() & needed
+                and is_maxtext_axis(needed[0])
+            ):
+                raise UsageError(
+                    "a rule has a mesh axis in place of the logical axis",
+                    location=self.name,
+                    got=f"{logical}: {', '.join(axes)}",
+                    expected="a logical axis, then mesh axes",
+                    hint=f"swap them: {needed[0]}: {logical}",
+                )
             require_axes((needed,), mesh, f"{self.name}: {logical}")
         for axis in sorted(mesh.axes.keys() - self._mesh_axes - self.absent):
             expected = self.absent if self.is_closed else self._mesh_axes - mesh.axes.keys()
@@ -73,6 +92,14 @@ class Rules:
                     expected=", ".join(sorted(expected)),
                     hint=f"did you mean {near[0]}?" if near else "name the axis as the rules do",
                 )
+        if self._mesh_axes and not mesh.axes.keys() & (self._mesh_axes | self.absent):
+            raise UsageError(
+                "the rules use no axis of the mesh, so all arrays would be replicated",
+                location=self.name,
+                got=str(mesh),
+                expected=f"one of {', '.join(sorted(self._mesh_axes))}",
+                hint="name the axes of the mesh as the rules do",
+            )
 
     @property
     def _mesh_axes(self) -> frozenset[str]:
@@ -80,9 +107,18 @@ class Rules:
         entries = (entry for _, spec in self.arrays for entry in spec)
         return frozenset(chain(*entries, *(axes for _, axes in self.axes)))
 
-    def check_patterns(self, paths: Iterable[Path]) -> None:
-        """Raise UsageError if a pattern matches no array."""
-        known = list(paths)
+    def check_names(self, tree: Tree, leaves: Collection[NamedArray] = ()) -> None:
+        """Check the patterns and logical axes of the rules.
+
+        Args:
+            tree: The arrays to shard.
+            leaves: The caller's names of the arrays and of their axes.
+
+        Raises:
+            UsageError: A pattern matches no array; or a rule shards a logical axis that no array has and that
+                MaxText does not know either.
+        """
+        known = [*tree.arrays, *(leaf.path for leaf in leaves)]
         for pattern, _ in self.arrays:
             if not any(first_match(path, (pattern,)) for path in known):
                 raise UsageError(
@@ -91,6 +127,23 @@ class Rules:
                     got=pattern,
                     hint=f"{action('inspect')} lists the names",
                 )
+        # Rules for MaxText also have axes of activations, and of models of other families.
+        unsure = {logical: axes for logical, axes in self.axes if axes and not is_maxtext_axis(logical)}
+        if unsure:
+            named = (*axis_names(tree).values(), *(leaf.axes for leaf in leaves))
+            axes_of_arrays = dict.fromkeys(name for axes in named for names in axes for name in names)
+            for logical in (item for item in unsure if item not in axes_of_arrays):
+                raise self._unknown_axis(logical, unsure[logical], sorted(axes_of_arrays))
+
+    def _unknown_axis(self, logical: str, axes: tuple[str, ...], known: Sequence[str]) -> UsageError:
+        hint = did_you_mean(logical, known) or did_you_mean(logical, dict(LOGICAL_AXIS_RULES))
+        return UsageError(
+            "no array has the logical axis of a rule",
+            location=self.name,
+            got=f"{logical}: {', '.join(axes)}",
+            expected=f"one of {', '.join(known)}" if known else "named axes, which these arrays do not have",
+            hint=hint or "correct it or leave it out; patterns of names shard arrays without named axes",
+        )
 
     def spec(self, path: Path, axes: AxisNames, mesh: MeshShape) -> Spec:
         """Return the partition spec of an array.

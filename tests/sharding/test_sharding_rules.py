@@ -12,7 +12,7 @@ import ckpttools
 from ckpttools import FormatError, MappingError, ShapeError, ToMaxText, UsageError, chunks
 from ckpttools.maxtext.axis_names import axis_names
 from ckpttools.sharding.mesh import MeshShape, parse_spec, shard_shape, spec_text
-from ckpttools.sharding.rules import MAXTEXT, Rules, resolve_rules
+from ckpttools.sharding.rules import MAXTEXT, NamedArray, Rules, resolve_rules
 
 MESH = parse_mesh("data=2,fsdp=4,tensor=2")
 
@@ -85,6 +85,51 @@ def test_mesh_may_only_lack_axes_of_maxtext():
         resolve_rules([("embed", "fsdpp")]).check(MESH)
     with pytest.raises(UsageError, match="no axis 'expert'"):
         resolve_rules({"*": "P('expert')"}).check(MESH)
+
+
+@pytest.mark.parametrize(
+    ("rules", "expected", "hint"),
+    [
+        ({"embd": "fsdp"}, "one of embed, embed_attn, ", "did you mean embed?"),
+        ({"Mlp": ["fsdp", "tensor"]}, "one of embed, ", "did you mean mlp?"),
+        ({"batch": "data"}, "one of embed, ", "correct it or leave it out"),
+        ({"batch": None, "activation_mlp": "tensor", "exp": "expert", "embed": "fsdp"}, None, None),
+    ],
+)
+def test_unknown_logical_axes_are_refused(rules, expected, hint):
+    tree = ckpttools.open(parse(HF))
+    if expected is None:
+        resolve_rules(rules).check_names(tree)
+        return
+    with pytest.raises(UsageError, match="no array has the logical axis") as caught:
+        resolve_rules(rules).check_names(tree)
+    assert caught.value.expected.startswith(expected)
+    assert hint in caught.value.hint
+
+
+def test_axes_of_templates_are_known():
+    tree, rules = ckpttools.open(parse(HF)), resolve_rules({"own": "fsdp"})
+    rules.check_names(tree, [NamedArray(("a",), (("own",), ()))])
+    with pytest.raises(UsageError, match="no array has the logical axis"):
+        rules.check_names(tree, [NamedArray(("a",), ((), ()))])
+
+
+@pytest.mark.parametrize(
+    ("rules", "mesh", "message"),
+    [
+        ({"fsdp": "embed"}, "fsdp=4", "swap them: embed: fsdp"),
+        ({"embed": "fsdp"}, "model=4", "use no axis of the mesh"),
+        ({"embed": "fsdp"}, "8", "use no axis of the mesh"),
+        ({"embed": "fsdp"}, "data=4", None),
+    ],
+)
+def test_rules_without_axes_of_the_mesh_are_refused(rules, mesh, message):
+    if message is None:
+        resolve_rules(rules).check(parse_mesh(mesh))
+        return
+    with pytest.raises(UsageError) as caught:
+        resolve_rules(rules).check(parse_mesh(mesh))
+    assert message in str(caught.value)
 
 
 def test_rules_are_read_from_toml_and_json(tmp_path):

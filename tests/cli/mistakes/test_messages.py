@@ -2,8 +2,8 @@
 
 The lines run in a directory with these names: `hf` (a Hugging Face Llama), `qwen` (another model), `mt` (`hf`
 as MaxText), `run` (steps 1 and 2), `many` (two models), `lora` (adapters), `notes.txt`, `rest.toml` (a rule
-with a wrong field), `empty`, and damaged copies of `hf`: `corrupt`, `cut`, `bare` (without config.json) and
-`deep` (with more layers in config.json).
+with a wrong field), `axes.toml` (a sharding rule with a wrong axis), `empty`, and damaged copies of `hf`:
+`corrupt`, `cut`, `bare` (without config.json) and `deep` (with more layers in config.json).
 """
 
 from __future__ import annotations
@@ -121,6 +121,10 @@ MISTAKES: dict[int, dict[str, str]] = {
         "maxtext-config mt --check": "--check needs settings, after PATH",
         "prune run --keep-best accuracy:1": "expected one of loss",
         "prune run --keep-best loss": "such as loss:3",
+        "reshard mt x --mesh fsdp=4 --rules axes.toml": "did you mean embed?",
+        "inspect chunks hf --mesh fsdp=4 --rules axes.toml": "expected one of embed, embed_attn, ",
+        "reshard mt x --mesh fdsp=4 --rules axes.toml": "did you mean fsdp?",
+        "reshard mt x --mesh model=4 --rules axes.toml": "the rules use no axis of the mesh",
         "reshard mt x --mesh fsdp:8": "expected such as 8, 4x2 or data=4,fsdp=2",
         "completion tcsh": "'tcsh' is not one of 'bash', 'zsh', 'fish'",
         # what is wanted
@@ -228,6 +232,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (top / "lora").symlink_to(ROOT / "fixtures" / "peft")
     (top / "notes.txt").write_text("hello\n")
     (top / "rest.toml").write_text('[[rules]]\nfrom = "model.{rest}"\nto = "base.{rest}"\n')
+    (top / "axes.toml").write_text('axes = [["embd", "fsdp"]]\n')
     (top / "empty").mkdir()
     for name in ("hf", "qwen"):
         shutil.copytree(top / name, top / "many" / name)
