@@ -147,8 +147,12 @@ def _config_of(tree: Tree) -> tuple[MaxTextConfig | None, str]:
     try:
         return maxtext_config(tree), ""
     except CheckpointError as error:
-        if ModelFiles.of(tree, None).config is None:
+        files = ModelFiles.of(tree, None)
+        if files.config is None:
             return None, ""
+        if files.family and files.family not in families():  # the name of a file
+            command = action("maxtext_config", str(tree.metadata.location), family=files.family)
+            return None, f"the settings follow from the family's file: {command}"
         facts = "; ".join(f"{label} {text}" for label, text in error.raw.details() if label in _FACTS)
         return None, f"MaxText cannot be configured for this model: {error.raw.line} ({facts})"
 

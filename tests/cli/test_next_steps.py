@@ -47,6 +47,16 @@ def summary(path):
 
 
 class TestMaxText:
+    def test_family_in_a_file_is_named_again_for_the_settings(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        text = succeed("families", "show", "llama", "--toml").stdout.replace('"llama"', '"mine"')
+        Path("mine.toml").write_text(text)
+        write_llama(tmp_path / "hf", model_type="mine")
+        done = succeed("convert", "hf-to-maxtext", "hf", "out", "--family", "mine.toml")
+        command = "ckpt maxtext-config out/0/items --family mine.toml"
+        assert command in " ".join(done.stderr.split())
+        assert "decoder_block=llama2" in succeed(*command.split()[1:]).stdout
+
     @pytest.mark.parametrize("flags", [(), ("--no-scan",), ("--scan-axis", 0)])
     def test_suggested_settings_load_the_parameters(self, flags, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
