@@ -403,9 +403,9 @@ class TestFaults:
         pages = client._Pages("d")
         result = {"size": 1, "e_tag": "1", "last_modified": datetime.now(UTC)}
         pages.add([{"path": f"d/{name}", **result} for name in "bca"])
-        assert pages.resume() is None and pages.result == []
+        assert pages.next_start() is None and pages.result == []
         for names in ("abc", "bcd"):
-            assert pages.resume() == (None if names == "abc" else "d/c")
+            assert pages.next_start() == (None if names == "abc" else "d/c")
             pages.add([{"path": f"d/{name}", **result} for name in names])
         assert [name for name, _ in pages.result] == list("abcd"), "a server that ignores the start"
 
