@@ -24,6 +24,8 @@ TOP = {
     "changelog.md": "CHANGELOG.md",
     "benchmarks.md": "benchmarks/README.md",
 }
+# Files that the home page links.
+FILES = ("LICENSE", "CITATION.cff")
 # Search in pages opened as files needs this script, which the theme would otherwise fetch from the web.
 SHIM = "iframe-worker.js"
 LINK = re.compile(r"\]\((?!https?://)([^)#]*)(#[^)]*)?\)")
@@ -91,11 +93,13 @@ def on_post_page(output: str, page: Any, config: MkDocsConfig) -> str:
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    """Add llms.txt, which lists the pages for language models, and the script that search needs."""
+    """Add llms.txt for language models, linked files, and the script that search needs."""
     index = (DOCS / "llms.txt").read_text()
     for name, (directory, _) in SPLIT.items():
         index = index.replace(f"]({name})", f"]({directory}/index.md)")
     Path(config.site_dir, "llms.txt").write_text(index)
+    for name in FILES:
+        Path(config.site_dir, name).write_text((ROOT / name).read_text())
     Path(config.site_dir, SHIM).write_text((Path(__file__).parent / SHIM).read_text())
 
 
