@@ -64,7 +64,10 @@ def doctor(
         _list_checks(as_json)
         return
     if path is None:
-        raise click.UsageError("Missing argument 'PATH'.", click.get_current_context())
+        raise click.UsageError(
+            "Missing argument 'PATH'. Pass the path of a checkpoint; --list lists the checks.",
+            click.get_current_context(),
+        )
     with progress_events(progress) as observe:
         diagnosis = diagnose(
             path,

@@ -74,7 +74,8 @@ _COMMAND_SYNONYMS: Mapping[str, str] = {
     "optimizer": "'strip-optimizer'",
 }
 
-# Options of other tools, with ours in order of preference. The first one that the command has is suggested.
+# Options of other tools, with ours in order of preference, also with a value. Those that the command has are
+# suggested.
 _OPTION_SYNONYMS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("--force", "-f", "--replace", "--clobber"), ("--overwrite", "--yes", "--force")),
     **dict.fromkeys(("--silent", "--no-verbose", "--log-level"), ("--quiet", "--verbose")),
@@ -87,11 +88,13 @@ _OPTION_SYNONYMS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("--nan", "--nans", "--deep", "--data", "--read-values"), ("--values", "--nan")),
     **dict.fromkeys(("--output-dir", "--output_dir", "--out-dir", "--target-directory"), ("--into",)),
     **dict.fromkeys(("--ndjson", "--json-lines", "--stream-json"), ("--jsonl", "--json")),
-    **dict.fromkeys(("--type", "--precision", "--torch-dtype", "--torch_dtype"), ("--dtype",)),
+    **dict.fromkeys(
+        ("--type", "--precision", "--torch-dtype", "--torch_dtype", "--dtype"), ("--dtype", "--ignore-dtype")
+    ),
     **dict.fromkeys(("--include", "--only", "--pattern", "--keys", "--match"), ("--keep", "--filter")),
     **dict.fromkeys(("--remove", "--ignore", "--skip", "--without"), ("--drop", "--exclude")),
     **dict.fromkeys(("--revision", "--checkpoint-step", "--at", "--iteration"), ("--step",)),
-    **dict.fromkeys(("--summary", "--short", "--brief"), ("--depth", "--top")),
+    **dict.fromkeys(("--summary", "--short", "--brief"), ("--depth 1", "--top")),
     **dict.fromkeys(("--pretend", "--simulate", "--noop"), ("--dry-run",)),
     **dict.fromkeys(("--private", "--visibility"), ("--public",)),
     **dict.fromkeys(("--base", "--reference-model", "--original", "--hf-model"), ("--like", "--against")),
@@ -104,6 +107,8 @@ _OPTION_SYNONYMS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("--tie", "--tie-word-embeddings", "--tied-embeddings"), ("--tied",)),
 }
 
+# Minimum similarity to an option of another tool.
+_NEAR_OPTION = 0.9
 # Options of other tools for the destination.
 _DESTINATIONS = ("--output", "-o", "--out", "--to", "--dest", "--output-dir", "--output_dir")
 # Options of other tools that a command may not need, with advice.
@@ -346,7 +351,11 @@ def explain_usage_error(error: click.UsageError) -> click.UsageError:
             usage = f"{error.param.opts[-1]} {error.param.metavar or 'VALUE'}"
             advice = f"Pass {usage}: {advice[:1].lower()}{advice[1:]}"
         else:
-            advice = _MISSING_ARGUMENTS.get(error.param.metavar or (error.param.name or "").upper(), "")
+            metavar = error.param.metavar or (error.param.name or "").upper()
+            advice = _MISSING_ARGUMENTS.get(metavar, "")
+            *first, _ = _usage_of_arguments(ctx) if ctx is not None else [""]
+            if metavar == "DST" and len(first) > 1:
+                advice = f"Pass the path to write, after {' and '.join(first)}."
         return click.UsageError(f"{message} {advice}".rstrip(), ctx)
     if message.startswith("Got unexpected extra argument") and name in _EXTRA_PATHS:
         path = message.partition("(")[2].split(" ")[0].rstrip(")")
@@ -376,6 +385,11 @@ def _explain_format(command: str, meant: str) -> str:
     return f"For another format, use ckpt convert {name} SRC DST."
 
 
+def _known_synonyms(name: str, known: Sequence[str]) -> list[str]:
+    """Return the options of a command that another tool calls `name`."""
+    return [item for item in _OPTION_SYNONYMS.get(name, ()) if item.split()[0] in known]
+
+
 def explain_unknown_option(error: click.NoSuchOption) -> str:
     """Return the message for an unknown option, with the option that is probably meant."""
     name, ctx = error.option_name, error.ctx
@@ -384,7 +398,7 @@ def explain_unknown_option(error: click.NoSuchOption) -> str:
         known = [
             item for param in ctx.command.get_params(ctx) for item in (*param.opts, *param.secondary_opts)
         ]
-    synonyms = [item for item in _OPTION_SYNONYMS.get(name, ()) if item in known]
+    synonyms = _known_synonyms(name, known)
     typed = dict(_read_settings(split(str(ctx.meta.get(COMMAND_LINE_KEY, ""))))) if ctx is not None else {}
     if name == "--to" and ctx is not None and ctx.command.name in _CONVERSIONS:
         return f"No such option: {name}. {_explain_format(ctx.command.name, typed.get('to', ''))}"
@@ -404,7 +418,9 @@ def explain_unknown_option(error: click.NoSuchOption) -> str:
         return f"No such option: {name}. {_OPTION_ADVICE[name]}"
     near = get_close_matches(name, [item for item in known if item.startswith("--")], n=2, cutoff=0.75)
     starts = [item for item in known if len(name) > 4 and item.startswith(name)]
-    if synonyms := list(dict.fromkeys([*starts, *near]))[:2]:
+    meant = get_close_matches(name, _OPTION_SYNONYMS, n=1, cutoff=_NEAR_OPTION)
+    others = _known_synonyms(meant[0], known) if meant else []
+    if synonyms := list(dict.fromkeys([*starts, *near, *others]))[:2]:
         return f"No such option: {printable(name)}. Did you mean {' or '.join(synonyms)}?"
     help_command = f"{ctx.command_path} --help" if ctx is not None else "--help"
     return f"No such option: {printable(name)}. `{help_command}` lists all options."

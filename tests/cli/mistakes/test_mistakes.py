@@ -128,7 +128,8 @@ OPTIONS = {
     "copy M --to x": "The destination is an argument",
     "copy M x --zzzz": "`ckpt copy --help` lists all options.",
     "inspect tree M --include '*'": "Did you mean --filter?",
-    "diff M M --dtyp": "lists all options",
+    "diff M M --dtyp": "Did you mean --ignore-dtype?",
+    "diff M M --dtype bf16": "Did you mean --ignore-dtype?",
 }
 
 PATHS = {
