@@ -673,7 +673,7 @@ def _tree_columns(kind: str, count: str, size: str, width: int) -> str:
     if width >= 36:
         right = f"  {count:>7}{right}"
     # Long shapes and schemes must leave room for names.
-    return f"  {kind}{right}" if width >= 60 and len(kind) <= width // 3 else right
+    return f"  {kind}{right}" if width >= 60 and len(kind) <= 2 * width // 5 else right
 
 
 def _sections(width: int, *sections: Lines | None) -> Iterator[str]:

@@ -285,7 +285,7 @@ class RowList(ScrollView, can_focus=True):
             self.move_to(number, is_opened=number == self.cursor)
 
     def render_line(self, y: int) -> Strip:
-        number, width = self.scroll_offset.y + y, self.size.width
+        number, width = self.scroll_offset.y + y, self.scrollable_content_region.width
         if number >= len(self.rows):
             return Strip.blank(width)
         cells = self._cells(self.rows[number], width)
@@ -328,7 +328,7 @@ class TextPane(ScrollView, can_focus=True):
         self._draw()
 
     def _draw(self) -> None:
-        width = self.size.width
+        width = self.scrollable_content_region.width
         if width < 1 or self._drawn == width:
             return
         self._drawn = width
@@ -342,7 +342,7 @@ class TextPane(ScrollView, can_focus=True):
         self.refresh()
 
     def render_line(self, y: int) -> Strip:
-        number, width = self.scroll_offset.y + y, self.size.width
+        number, width = self.scroll_offset.y + y, self.scrollable_content_region.width
         if number >= len(self._texts):
             return Strip.blank(width)
         segments = self._texts[number].render(self.app.console)
@@ -419,7 +419,7 @@ class Browser(App[None]):
     #body { height: 1fr; }
     #list { width: 3fr; height: 1fr; scrollbar-size-vertical: 1; }
     #text { width: 2fr; height: 1fr; border-left: vkey $primary; padding: 0 0 0 1; }
-    #text { scrollbar-size-vertical: 1; }
+    RowList, TextPane { scrollbar-size-vertical: 1; scrollbar-gutter: stable; }
     #prompt { display: none; height: 1; border: none; padding: 0; }
     #prompt.shown { display: block; }
     .narrow #text { display: none; }
@@ -559,7 +559,7 @@ class Browser(App[None]):
         self._list.set_rows(page.rows, page.cells, self._list.cursor if cursor is None else cursor)
 
     def _draw_head(self) -> None:
-        width = self._list.size.width or self.size.width
+        width = self._list.scrollable_content_region.width or self.size.width
         self._head.update(fit_cells(self._pages[-1][0].head(width), width))
 
     @property
