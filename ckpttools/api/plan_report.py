@@ -175,7 +175,10 @@ def fold_renames(renames: Iterable[Rename]) -> list[str]:
     # Rows with equal words, in the order of the first one of each.
     groups: dict[tuple[object, ...], list[tuple[list[int], list[int]]]] = {}
     for (sources, is_rearranged), names in targets.items():
-        old, new = (_NUMBER.split(", ".join(fold_lines(texts))) for texts in (sources, names))
+        old, new = (
+            _NUMBER.split(texts[0] if len(texts) == 1 else ", ".join(fold_lines(texts)))
+            for texts in (sources, names)
+        )
         words = tuple(old[::2]), tuple(new[::2]), is_rearranged
         groups.setdefault(words, []).append((list(map(int, old[1::2])), list(map(int, new[1::2]))))
     return [line for words, rows in groups.items() for line in _fold_rows(words, rows)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,30 @@ if TYPE_CHECKING:
     from ckpttools.core.options import Option
 
 
-class _Bash(BashComplete):
+class _Planned(ShellComplete):
+    """Completion of `ckpt plan COMMAND …` as of that command."""
+
+    def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
+        words = _planned_words(args)
+        if words is None:
+            return super().get_completions(args, incomplete)
+        items = super().get_completions(words, incomplete)
+        known = {item.value for item in items}
+        own = super().get_completions([*args], incomplete) if incomplete.startswith("-") else []
+        return items + [item for item in own if item.value not in known]
+
+
+def _planned_words(args: list[str]) -> list[str] | None:
+    """Return the words of the command that `plan` plans; None for another command, or a value of its own."""
+    if args[:1] != ["plan"] or args[-1] in _PLAN_OUTPUT:
+        return None
+    return [word for before, word in pairwise(args) if not {before, word} & _PLAN_OUTPUT]
+
+
+_PLAN_OUTPUT = {"-o", "--output"}
+
+
+class _Bash(_Planned, BashComplete):
     """Completion in bash, which splits `--dtype=bf` into three words."""
 
     def get_completion_args(self) -> tuple[list[str], str]:
@@ -36,7 +60,7 @@ class _Bash(BashComplete):
         return [word for word in args if word != "="], incomplete
 
 
-class _WholeWords(ShellComplete):
+class _WholeWords(_Planned):
     """Completion in shells that compare completions with the complete word `--dtype=bf`."""
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:

@@ -650,12 +650,23 @@ class Template:
                     yield numbers, ()
                 continue
             first, is_any = end + (self.wildcards[at] == ANY), False
-            for following in range(first, limits[at + 1]):
+            for following in self._starts(name, at + 1, first, limits[at + 1]):
                 for more, texts in self._readings(name, at + 1, following, limits):
                     is_any = True
                     yield (*numbers, *more), (name[end:following], *texts)
             if not is_any:
                 limits[at + 1] = min(limits[at + 1], first)
+
+    def _starts(self, name: str, at: int, first: int, limit: int) -> Iterator[int]:
+        """Yield the starts from `first` to `limit` at which the text before the first field of a key is."""
+        parts = self.keys[at].parts
+        text = parts[0] if parts and isinstance(parts[0], str) else ""
+        if at == len(self.wildcards) and not self.keys[at].fields:
+            first = max(first, len(name) - len(text))
+        start = name.find(text, first)
+        while 0 <= start < limit:
+            yield start
+            start = name.find(text, start + 1)
 
     def _slot_values(self, numbers: Sequence[int]) -> dict[Slot, int] | None:
         """Return the numbers by slot; None if a slot has several numbers."""

@@ -28,6 +28,10 @@ COMPLETED = {
     "ckpt doctor --fix ind": "index",
     "ckpt select --to zar": "zarr3",
     "ckpt cat fixtures/golden/qwen3/hf lm_h": "lm_head.weight",
+    "ckpt remap fixtures/golden/qwen3/hf x --rename lm_h": "lm_head.weight",
+    "ckpt plan -o p convert hf-to-": "hf-to-maxtext",
+    "ckpt plan select fixtures/golden/qwen3/hf x -o p --drop lm_h": "lm_head.weight",
+    "ckpt plan cast --outp": "--output",
 }
 
 
@@ -88,6 +92,10 @@ TYPED = {
     "ckpt cast a b --dtype bfl": "bfloat16",
     "ckpt cast a b --dtype=bfl": "--dtype=bfloat16",
     "ckpt cat fixtures/golden/qwen3/hf lm_h": "lm_head.weight",
+    "ckpt remap fixtures/golden/qwen3/hf x --rename lm_h": "lm_head.weight",
+    "ckpt plan -o p convert hf-to-": "hf-to-maxtext",
+    "ckpt plan select fixtures/golden/qwen3/hf x -o p --drop lm_h": "lm_head.weight",
+    "ckpt plan cast --outp": "--output",
     "ckpt select fixtures/golden/qwen3/hf b --keep model.nor": "model.norm.weight",
     "ckpt inspect tree fixtures/golden-0": "fixtures/golden-0.2.5",
     "ckpt fixtures/golden/qwen3/h": "fixtures/golden/qwen3/hf",
