@@ -1,6 +1,6 @@
-"""What survives of a conversion when the machine stops, a call fails or two commands meet.
+"""Crash tests: power cuts, failing calls, and two commands at once.
 
-`taps` sees the calls to the file system that a command makes, `disk` says what a disk may hold after a crash
-between them, `faults` lets them fail, `gate` lets two commands take turns. `zygote` runs commands quickly,
-`scenarios` says which, `verdict` what may come of it.
+`taps` intercepts the file system calls of a command, and `disk` computes which states a disk may have after a
+crash between them. `handlers` makes calls fail and lets two commands take turns. `zygote` runs commands
+quickly, `scenarios` lists them, and `verdict` checks the results.
 """

@@ -1,4 +1,4 @@
-"""One zygote, one place and one set of sources for all tests of this directory."""
+"""One zygote, one directory and one set of sources for all tests here."""
 
 import tempfile
 from pathlib import Path
@@ -12,7 +12,7 @@ from crash.verdict import Case
 
 @pytest.fixture(scope="session")
 def commands():
-    """In memory where there is such a place: what a disk would hold is worked out, not looked at."""
+    """Run commands in memory if possible: states of the disk are computed, not read."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(prefix="crash-", dir=memory if memory.is_dir() else None) as name:
         directory = Path(name)
@@ -23,7 +23,7 @@ def commands():
 
 @pytest.fixture(scope="session")
 def cases(commands):
-    """The case of a scenario, made once."""
+    """Return a function that creates the case of a scenario once."""
     known = {}
 
     def of(scenario):

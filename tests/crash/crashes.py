@@ -1,4 +1,4 @@
-"""The states that a disk may be in after a crash during a run."""
+"""The possible states of a disk after a crash during a run."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _HANDLES = 1 << 32
 
 
 def of_a_later_process(calls: Sequence[Call]) -> list[Call]:
-    """Calls with handles that differ from those of the process before."""
+    """Renumber the handles of calls so that they differ from those of the previous process."""
     return [replace(call, handle=call.handle and call.handle + _HANDLES) for call in calls]
 
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """A state by its history.
+    """A crash, described by the steps that reached the disk.
 
     Attributes:
-        text: for people.
-        steps: that reached the disk.
-        least: whether nothing did that had not to.
-        calls: that were made, where a kill left the state; None for a power cut.
+        text: Description.
+        steps: Steps that reached the disk.
+        least: Whether only the required steps did.
+        calls: Number of completed calls if a kill caused the state; None for a power cut.
     """
 
     text: str
@@ -36,14 +36,16 @@ class Crash:
 
 
 def crashes(disk: Disk, moments: Sequence[Moment], seed: str, samples: int) -> list[Crash]:
-    """All prefixes; and, where something was about to be made durable, of what was on its way: nothing, each
-    step alone, all but one, and some random parts. Each set of steps once.
+    """Yield all crashes of a run, without duplicates.
+
+    These are all prefixes of the calls. Before each sync, they are also these subsets of the pending steps:
+    none, each step alone, all but one, and random subsets.
 
     Args:
-        disk: that made the moments.
-        moments: of the run.
-        seed: of the random parts.
-        samples: how many of those for each moment.
+        disk: Disk that recorded the moments.
+        moments: Moments of the run.
+        seed: Seed of the random subsets.
+        samples: Number of random subsets per moment.
     """
     source = random.Random(seed)
     result: dict[frozenset[int], Crash] = {}

@@ -39,7 +39,7 @@ State: TypeAlias = dict[str, Content]
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Bytes of a file, and when they were changed last, in nanoseconds."""
+    """Content of a file, and its modification time in nanoseconds."""
 
     data: bytes
     time: int
@@ -47,7 +47,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Entries that change in one step: (directory, name, what it names from then on)."""
+    """Directory entries that change atomically: (directory, name, new target)."""
 
     changes: tuple[tuple[Node, str, Node | None], ...]
 
@@ -58,13 +58,13 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class Bytes:
-    """Bytes of a file, or its size alone.
+    """A write to a file, or a change of its size.
 
     Attributes:
-        node: the file.
-        offset, data: what is written where.
-        size: that the file gets, exactly if `cut`, else at least.
-        time: of the change, in nanoseconds.
+        node: The file.
+        offset, data: Position and content of the write.
+        size: New size of the file: exact if `cut`, otherwise the minimum.
+        time: Modification time, in nanoseconds.
     """
 
     node: Node
@@ -77,7 +77,7 @@ class Bytes:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """After so many calls: steps that were issued, and which of them must be on the disk."""
+    """A moment between two calls: the steps issued so far, and those that must be durable."""
 
     calls: int
     steps: int
@@ -87,13 +87,12 @@ class Moment:
 
 
 class Disk:
-    """A directory tree and what calls do to it."""
+    """A model of a directory tree and of the calls that change it."""
 
     def __init__(self, root: Path, fixed: Sequence[str]) -> None:
-        """
-        Args:
-            root: as it is now, durable.
-            fixed: names in it below which nothing may change.
+        """Args:
+        root: Directory whose present content is durable.
+        fixed: Names in it below which nothing may change.
         """
         self._root = Path(os.path.realpath(root))
         self._names: dict[Node, dict[str, Node]] = {_ROOT: {}}
@@ -129,7 +128,7 @@ class Disk:
         return self._count
 
     def apply(self, calls: Sequence[Call]) -> list[Moment]:
-        """Carries calls out, in the model; returns the moments before, between and after them."""
+        """Apply calls to the model, and return the moments before, between and after them."""
         moments: list[Moment] = []
         for number, call in enumerate(calls):
             moments.append(self._moment(number, call.name in _SYNCS))
@@ -239,7 +238,7 @@ class Disk:
         return self._at(head), name
 
     def _at(self, path: str) -> Node:
-        """The node that has a name now."""
+        """Return the node that has a name at present."""
         node = _ROOT
         for name in Path(path).relative_to(self._root).parts:
             node = self._names[node][name]
@@ -248,7 +247,7 @@ class Disk:
     # -- what may be left
 
     def with_earlier(self, steps: Iterable[int]) -> set[int]:
-        """Steps, and those that must be on the disk if these are."""
+        """Return steps together with the steps that they require."""
         result: set[int] = set()
         waiting = list(steps)
         while waiting:
@@ -259,7 +258,7 @@ class Disk:
         return result
 
     def without_later(self, steps: Iterable[int], gone: int) -> set[int]:
-        """Steps but one, and but those that cannot be on the disk without it."""
+        """Return steps without one of them and without those that require it."""
         lost = {gone}
         for number in sorted(steps):
             if self._before.get(number, set()) & lost:
@@ -267,7 +266,7 @@ class Disk:
         return set(steps) - lost
 
     def state(self, steps: Iterable[int]) -> State:
-        """What the disk holds if these steps reached it."""
+        """Return the content of the disk if these steps reached it."""
         names = {node: dict(entries) for node, entries in self._first.items()}
         data: dict[Node, bytearray] = {}
         times: dict[Node, int] = {}
@@ -326,7 +325,7 @@ def _put(content: bytearray, step: Bytes) -> None:
 
 
 def lay_out(state: State, root: Path, location: str) -> None:
-    """Makes the part of a state below `root / place` real, whatever was there."""
+    """Create the part of a state below `root / place`, replacing the present content."""
     shutil.rmtree(root / location, ignore_errors=True)
     for path, content in state.items():
         if path != location and not path.startswith(f"{location}/"):

@@ -1,4 +1,4 @@
-"""What is done with the calls that `taps` sees: note them, let one fail, wait for one's turn."""
+"""Handlers of intercepted calls: recording, failing and taking turns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SYNCS = frozenset(("fsync", "fdatasync"))
 
 
 class Recorder:
-    """Notes what changes the file system or makes it durable, and what failed to."""
+    """Records calls that change the file system or make it durable, and failed syncs."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
@@ -31,7 +31,7 @@ class Recorder:
 
 
 class Counter:
-    """Counts calls by name, the ones that fail as well."""
+    """Counts calls by name, including failing ones."""
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
@@ -48,13 +48,13 @@ class Counter:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A call that fails.
+    """A failing call.
 
     Attributes:
-        name: of the function.
-        number: which call of that name, from 1 on.
-        code: the error, an `errno`.
-        lasting: whether all later calls of that name fail as well.
+        name: Name of the function.
+        number: Index of the call among those of this name, starting at 1.
+        code: Error number, an `errno`.
+        lasting: Whether all later calls of this name fail, too.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Fault:
 
 
 class Failing:
-    """Lets one call fail, or all from that one on."""
+    """Makes one call fail, or that call and all later ones."""
 
     def __init__(self, fault: Fault) -> None:
         self._fault = fault
@@ -86,7 +86,7 @@ class Failing:
 
 
 class Turns:
-    """Asks at a socket before each call that changes something, and waits for the answer."""
+    """Waits for permission from a socket before each call that changes something."""
 
     def __init__(self, address: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX)

@@ -1,4 +1,4 @@
-"""What the zygote is asked for, and what a run leaves."""
+"""Requests to the zygote, and the records of a run."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class Job:
     """A command to run.
 
     Attributes:
-        args: after `ckpt`.
-        root: directory below which its calls are seen.
-        notes: directory for its output and what was noted.
-        fault: that it meets.
-        turns: address of who says when it may go on.
-        exchange: whether the system can exchange two names.
+        args: Arguments after `ckpt`.
+        root: Directory below which calls are intercepted.
+        notes: Directory for the output and the records.
+        fault: Fault to inject.
+        turns: Address of the process that grants turns.
+        exchange: Whether the system supports exchanging two names.
     """
 
     args: tuple[str, ...]
@@ -31,7 +31,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """What a run leaves for who started it."""
+    """Records of a run."""
 
     calls: tuple[Call, ...]
     counts: dict[str, int]

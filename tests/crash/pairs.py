@@ -17,11 +17,11 @@ _numbers = itertools.count()
 
 
 def staged(lengths: tuple[int, int], number: int) -> Iterator[int]:
-    """Which of two is next, for ever: parts of the one and the other, then the rest of both.
+    """Yield which of two commands is next: alternating runs of calls, then the remaining calls of both.
 
     Args:
-        lengths: how many calls either makes alone.
-        number: of the schedule; the same gives the same.
+        lengths: Number of calls that each command makes alone.
+        number: Number of the schedule, which determines it.
     """
     source = random.Random(number)
     first = source.randrange(2)
@@ -36,7 +36,7 @@ def staged(lengths: tuple[int, int], number: int) -> Iterator[int]:
 def together(
     runner: Runner, commands: Sequence[Sequence[str]], turns: Iterator[int], exchange: bool
 ) -> list[Ended]:
-    """Runs two commands at once; each makes a call that changes something only when it is its turn."""
+    """Run two commands at once, each making a call that changes something only when it is its turn."""
     address = f"\0ckpttools-crash-{os.getpid()}-{next(_numbers)}"
     with closing(socket.socket(socket.AF_UNIX)) as listener:
         listener.bind(address)

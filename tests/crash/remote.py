@@ -1,10 +1,10 @@
-"""Kills conversions to gs:// at random moments; looks at what is there, and at what the same command makes.
+"""Kill conversions to gs:// at random moments, and check the destination and the next run.
 
     python tests/crash/remote.py [KILLS] [--seed N]
 
-The server is a process of its own, and answers after 5 ms. After each kill: what says that the destination
-is complete says so only of what is. The same command makes in the end what an uninterrupted one makes;
-nothing of `.partial` is left, no upload, and no object that is not among those of the uninterrupted one.
+The server is a separate process that responds after 5 ms. After each kill, only complete destinations may be
+marked as complete. In the end, the same command must write the same objects as an uninterrupted one, without
+leftovers of `.partial`, uploads or other objects.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ REPLACED: Mapping[str, Sequence[str]] = {
 
 @dataclass(frozen=True)
 class Expected:
-    """What an uninterrupted run leaves, and the seconds that it takes after its first request."""
+    """The objects of an uninterrupted run, and its seconds after the first request."""
 
     digest: str
     names: frozenset[str]
@@ -77,13 +77,13 @@ class Expected:
 
 @dataclass
 class Campaign:
-    """A server, and what has been done there.
+    """A server and the kills so far.
 
     Attributes:
-        url: of the server.
-        rng: says when to kill what.
-        kills: that met a process.
-        uploads: in parts that kills have left.
+        url: URL of the server.
+        rng: Chooses which runs to kill, and when.
+        kills: Number of kills that hit a running process.
+        uploads: Number of multipart uploads that kills left behind.
     """
 
     url: str
@@ -92,7 +92,7 @@ class Campaign:
     uploads: int = 0
 
     def run(self, *words: str) -> tuple[int, str]:
-        """Exit code and output of a command, in this process, which has not looked at anything before."""
+        """Run a command in this process with empty caches, and return its exit code and output."""
         gs.STORE.__init__()  # type: ignore[misc]
         done = ckpt(*words)
         return done.exit_code, done.output
@@ -102,22 +102,22 @@ class Campaign:
         return code, output.split()[0] if output else ""
 
     def state(self) -> dict[str, Any]:
-        """Objects, unfinished uploads, and the number of requests."""
+        """Return the objects, the unfinished uploads, and the number of requests."""
         with urlopen(f"{self.url}/_state") as answer:
             return json.load(answer)  # type: ignore[no-any-return]
 
     def below(self, key: str) -> frozenset[str]:
-        """Objects whose keys begin so: the rest of these."""
+        """Return the objects below a prefix, by the rest of their keys."""
         return frozenset(name[len(key) :] for name in self.state()["objects"] if name.startswith(key))
 
     def uploads_to(self, key: str) -> list[str]:
         return [item for item in self.state()["uploads"].values() if item.startswith(key)]
 
     def timed(self, words: Sequence[str], seconds: float | None) -> float:
-        """Runs a command in a process of its own; kills it so long after its first request, None for never.
+        """Run a command in a separate process, and kill it this long after its first request, unless None.
 
         Returns:
-            The seconds that it has lived after that.
+            Seconds that the process ran after its first request.
         """
         before = self.state()["requests"]
         process = subprocess.Popen(
@@ -136,7 +136,7 @@ class Campaign:
 
 
 def one(campaign: Campaign, number: int, name: str, is_replacing: bool, expected: Expected) -> str:
-    """One destination, killed once or several times: "" if all is right, else what is wrong."""
+    """Kill runs to one destination, once or several times, and return the problem, or "" if there is none."""
     location = f"gs://{BUCKET}/{name}-{number}/out"
     key, right = location.removeprefix(f"gs://{BUCKET}/"), {expected.digest}
     if is_replacing:
@@ -163,7 +163,7 @@ def one(campaign: Campaign, number: int, name: str, is_replacing: bool, expected
 
 
 def _seen(campaign: Campaign, location: str, key: str, right: set[str], expected: Expected) -> str:
-    """What is wrong with what readers see after a kill; "" if nothing is."""
+    """Return the problem that readers see after a kill, or ""."""
     code, digest = campaign.digest(location)
     if code == 0 and digest not in right:
         return f"a digest that is of neither: {digest}"
@@ -176,7 +176,7 @@ def _seen(campaign: Campaign, location: str, key: str, right: set[str], expected
 
 
 def prepared(campaign: Campaign, names: Sequence[str] = tuple(SCENARIOS)) -> dict[str, Expected]:
-    """What commands make, uninterrupted."""
+    """Return the results of uninterrupted commands."""
     code, output = campaign.run(*SCENARIOS["orbax"], "--no-scan", f"gs://{BUCKET}/source")
     assert code == 0, output
     built = {}
@@ -192,7 +192,7 @@ def prepared(campaign: Campaign, names: Sequence[str] = tuple(SCENARIOS)) -> dic
 
 @contextmanager
 def serving() -> Iterator[str]:
-    """The server in a process of its own: its address."""
+    """Start the server in a separate process, and yield its address."""
     command = [sys.executable, "-m", "crash.remote_server", str(LATENCY)]
     process = subprocess.Popen(
         command, cwd=TESTS, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True

@@ -1,4 +1,4 @@
-"""The small Google Cloud Storage in a process of its own, which also tells of all that it holds."""
+"""The Google Cloud Storage emulator in a separate process that also reports its state."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from support.gcs_server import Fault, Server
 
 
 class Told(Server):
-    """`GET /_state` answers with objects, uploads and the number of requests."""
+    """Serves objects, uploads and the number of requests at `GET /_state`."""
 
     def fault(self, method_and_path: str) -> Fault | None:
         if method_and_path == "GET /_state":

@@ -1,4 +1,4 @@
-"""Starts commands in a zygote and says how they ended."""
+"""Start commands in a zygote, and collect their results."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _SECONDS = 60
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a command ended.
+    """The result of a command.
 
     Attributes:
-        code: its exit code.
-        out, err: what it printed.
-        notes: its calls.
+        code: Exit code.
+        out, err: Output.
+        notes: Recorded calls.
     """
 
     code: int
@@ -41,14 +41,14 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A command that was started."""
+    """A started command."""
 
     process: int
     notes: Path
 
 
 class Runner:
-    """Runs commands whose calls below `root` are seen."""
+    """Runs commands whose calls below `root` are intercepted."""
 
     def __init__(self, zygote: subprocess.Popen[str], root: Path, notes: Path) -> None:
         self.root = root
@@ -77,7 +77,7 @@ class Runner:
         return Ended(code, out, err, notes)
 
     def practise(self, *args: str) -> None:
-        """Lets the zygote run a command itself: no fork works out again what is known once."""
+        """Run a command in the zygote itself, so that forks inherit its caches."""
         self._ask(f"practise {' '.join(args)}")
 
     def _ask(self, line: str) -> str:
@@ -90,7 +90,7 @@ class Runner:
 
 @contextmanager
 def runner(root: Path, notes: Path) -> Iterator[Runner]:
-    """A runner, as long as the block lasts."""
+    """Yield a runner that stops with the block."""
     known = os.pathsep.join((str(TESTS), *filter(None, sys.path)))
     environment = {**os.environ, "PYTHONPATH": known, "OPENBLAS_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "crash.zygote"]

@@ -1,4 +1,4 @@
-"""The commands that write, each on a tiny checkpoint, and the place where they write it."""
+"""The commands that write, each on a tiny checkpoint, and their destination."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class Scenario:
     """A command that writes.
 
     Attributes:
-        name: of the test case.
-        command: words before SRC; {root} is that of the runner.
-        source: what it reads: "hf", "maxtext", "unscanned", "train", "adapter" or "lora".
-        options: words after DST.
-        beside: words between SRC and DST.
-        destination: name of DST in the place.
-        replaces: whether DST is there already and is overwritten.
-        exchange: whether the system can exchange two names.
+        name: Name of the test case.
+        command: Arguments before SRC; {root} is the root of the runner.
+        source: Source: "hf", "maxtext", "unscanned", "train", "adapter" or "lora".
+        options: Arguments after DST.
+        beside: Arguments between SRC and DST.
+        destination: Name of DST.
+        replaces: Whether DST exists and is overwritten.
+        exchange: Whether the system supports exchanging two names.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Scenario:
     beside: str = ""
 
     def args(self, root: Path, model: str) -> tuple[str, ...]:
-        """The command line with one of the models as SRC."""
+        """Return the command line with one of the models as SRC."""
         source, destination = root / SOURCES / f"{self.source}-{model}", root / LOCATION / self.destination
         beside, options = (
             words.format(root=root, location=root / LOCATION).split() for words in (self.beside, self.options)
@@ -114,7 +114,7 @@ SCENARIOS = (
 
 
 def make_sources(runner: Runner) -> None:
-    """Writes what the scenarios read, of three models."""
+    """Write the sources of the scenarios for three models."""
     sources = runner.root / SOURCES
     sources.mkdir(parents=True)
     (sources / "rules.toml").write_text(_RULES)
@@ -139,7 +139,7 @@ def _done(ended: Ended) -> None:
 
 
 def empty_location(root: Path, scenario: Scenario) -> Path:
-    """The place, with neighbors of DST that are nobody's business; returns DST."""
+    """Create the destination's directory with unrelated neighbors of DST, and return DST."""
     location = root / LOCATION
     shutil.rmtree(location, ignore_errors=True)
     destination = location / scenario.destination

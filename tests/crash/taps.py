@@ -69,25 +69,24 @@ class Call:
 
 
 class Handler(Protocol):
-    """Sees each call before it is made, where it may wait or raise, and then how it went."""
+    """Is called before each call, where it may wait or raise, and after it."""
 
     def before(self, call: Call) -> None: ...
 
     def stopped(self, call: Call) -> None:
-        """A handler has let the call fail."""
+        """Report that a handler made the call fail."""
 
     def after(self, call: Call) -> None: ...
 
 
 class Taps:
-    """All wrappers of one process. Calls are made one at a time, so that their order is known."""
+    """All wrappers of a process. They serialize calls, so that their order is known."""
 
     def __init__(self, root: str, handlers: Sequence[Handler], exchanges: bool = True) -> None:
-        """
-        Args:
-            root: directory below which calls are seen.
-            handlers: see them in this order.
-            exchanges: whether the system is to know `RENAME_EXCHANGE`.
+        """Args:
+        root: Directory below which calls are intercepted.
+        handlers: Handlers, in order.
+        exchanges: Whether the system supports `RENAME_EXCHANGE`.
         """
         self._exchanges = exchanges
         self._root = os.path.realpath(root)
@@ -98,7 +97,7 @@ class Taps:
         self._os = {name: getattr(os, name) for name in dir(os)}
 
     def install(self) -> None:
-        """Puts the wrappers in place, for good."""
+        """Install the wrappers permanently."""
         os.open, os.close, os.sync = self._open, self._close, self._sync
         _File.closing = staticmethod(self._forget)
         os.rename = os.replace = self._two_names("rename")
@@ -116,7 +115,9 @@ class Taps:
         self._wrap_exchange()
 
     def _wrap_exchange(self) -> None:
-        """The one function that calls the system past Python, under every name that it was imported by."""
+        """Wrap the only function that calls the system without Python, under every name by which it is
+        imported.
+        """
         try:
             from ckpttools.stores.local import files
         except ImportError:
@@ -146,12 +147,12 @@ class Taps:
         make: Callable[[], Any],
         done: Callable[[Call, Any], Call | None] = lambda call, result: call,
     ) -> Any:
-        """Makes a call under the eyes of all handlers.
+        """Make a call while notifying all handlers.
 
         Args:
-            call: what is known of it before.
-            make: makes it.
-            done: completes the description from the result; None if the call did nothing.
+            call: Description of the call before it is made.
+            make: Makes the call.
+            done: Completes the description with the result; None if the call did nothing.
         """
         if not (call.handle or self._inside(call.path) or self._inside(call.other) or call.name == "sync"):
             return make()
@@ -278,16 +279,16 @@ class Taps:
 
 
 def _done(call: Call, result: Any, descriptor: int) -> Call:
-    """A call as far as it went."""
+    """Complete the description of a finished call."""
     data = call.data[:result] if call.name in ("write", "pwrite") else call.data
     return replace(call, data=data, time=os.fstat(descriptor).st_mtime_ns)
 
 
 class _File(io.FileIO):
-    """A file whose reads and writes go through `os`, where they are seen.
+    """A file whose reads and writes use `os`, where they are intercepted.
 
     Attributes:
-        closing: is told of a descriptor that is about to be closed.
+        closing: Is called with a descriptor before it is closed.
     """
 
     closing: ClassVar[Callable[[int], None]]
@@ -299,7 +300,7 @@ class _File(io.FileIO):
         return os.preadv(self.fileno(), [buffer], self._moved(len(memoryview(buffer).cast("B"))))
 
     def _moved(self, limit: int) -> int:
-        """The position, which is then moved on by what can be read."""
+        """Return the position, and advance it by the number of readable bytes."""
         at = self.tell()
         self.seek(at + max(0, min(limit, os.fstat(self.fileno()).st_size - at)))
         return at

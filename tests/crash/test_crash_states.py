@@ -1,4 +1,4 @@
-"""Whatever a crash leaves: DST is whole or absent, the same command ends well, another one adopts nothing."""
+"""After any crash, DST is complete or absent, the same command succeeds, and other commands adopt nothing."""
 
 import pytest
 
@@ -39,7 +39,7 @@ def test_every_crash_state_is_recoverable(cases, scenario):
 
 
 def _not_whole(case, crash):
-    """What is wrong with DST as a crash leaves it; no process is needed, so all are looked at."""
+    """Return the problem with DST after a crash. All crashes are checked, because this needs no process."""
     try:
         case.whole_in(case.disk.state(crash.steps))
     except WrongError as error:
@@ -47,6 +47,6 @@ def _not_whole(case, crash):
 
 
 def _nothing_escaped(case):
-    """What the recorded calls make of the model is what lay on the disk after them."""
+    """Assert that the recorded calls lead the model to the actual state of the disk."""
     lay_out(case.disk.state(range(len(case.disk.steps))), case.runner.root, LOCATION)
     assert contents(case.runner.root / LOCATION) == case.lasting

@@ -1,4 +1,4 @@
-"""Whichever call fails: DST is whole or as it was, the exit code tells why, the command goes on later."""
+"""If any call fails, DST is complete or unchanged, the exit code is right, and the command resumes later."""
 
 import errno
 
@@ -16,7 +16,7 @@ CODES = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EACCES)
 
 
 def faults(counts):
-    """Each call with each error; half of them for good, half for once."""
+    """Yield a fault for each call and error, half of them permanent."""
     return [
         Fault(name, number, code, lasting=(number + location) % 2 == 0)
         for name, count in sorted(counts.items())
@@ -47,7 +47,7 @@ def test_every_failing_call_is_survived(cases, scenario):
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_unremovable_probe_stops_the_command_before_writing(cases, number):
-    """The probe tells whether a rename can move the old checkpoint. A later run would not remove it."""
+    """The probe tests whether a rename can move the old checkpoint. A later run would not remove it."""
     case = cases(next(item for item in SCENARIOS if item.name == "hf-to-maxtext-overwrite"))
     for is_lasting in (True, False):
         case.begin()
@@ -62,7 +62,7 @@ _LOOKED_AT = 1000 if ALL else 20
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda item: item.name)
 def test_power_cut_after_failed_sync_is_survived(cases, scenario):
-    """What it should have made durable is not made so by a later one, in this process or the next."""
+    """A later sync does not make the data durable, in this process or the next."""
     case = cases(scenario)
     wrong = []
     syncs = [fault for fault in faults(case.recorded.notes.counts) if fault.name in SYNCS]
@@ -82,7 +82,7 @@ def test_power_cut_after_failed_sync_is_survived(cases, scenario):
 
 
 def test_mark_survives_a_failed_sync(cases):
-    """Where its own sync fails, the next command does not rely on what it can still read of it."""
+    """If the sync of the mark fails, the next command does not rely on the mark that it reads."""
     case = cases(SCENARIOS[0])
     calls = case.recorded.notes.calls
     handle = next(call.handle for call in calls if call.name == "open" and call.path.endswith(PLAN_MARK))
@@ -101,13 +101,13 @@ def test_mark_survives_a_failed_sync(cases):
 
 
 def _after_failing(case, disk, fault):
-    """The least that a power cut leaves of a run that meets the fault."""
+    """Return the minimal state after a power cut during a run with the fault."""
     ended = case.scenario.run(case.runner, fault=fault)
     return disk.state(_looked_at(case, disk, ended.notes.calls)[-1].durable)
 
 
 def _looked_at(case, disk, calls):
-    """The moments of a run, of which some states after a crash were found whole."""
+    """Return the moments of a run after which some crash states were complete."""
     moments = disk.apply(calls)
     result = crashes(disk, moments, case.scenario.name, 1)
     for crash in sample_and_last(result, _LOOKED_AT, case.scenario.name):

@@ -1,4 +1,4 @@
-"""What somebody changed between a crash and the next command: it is not lost, adopted or believed."""
+"""Changes by other programs between a crash and the next command are not lost, adopted or trusted."""
 
 import os
 import shutil
@@ -22,7 +22,7 @@ _REFUSED, _MADE = "refused", "made"
 
 
 class Left:
-    """What the recorded run of a case leaves at some moment, laid out."""
+    """The files of a recorded run at some moment."""
 
     def __init__(self, case, moment):
         self.case, self.destination = case, case.destination
@@ -43,7 +43,7 @@ class Left:
         lay_out(case.disk.state(kills[-1].steps), case.runner.root, LOCATION)
 
     def run(self, model, *, overwrite=False):
-        """The command again, or that of another model; says whether it was refused in words, and how."""
+        """Run the command again, or that of another model, and return whether it was refused, and how."""
         scenario = self.case.scenario
         args = scenario.args(self.case.runner.root, model)
         extra = ("--overwrite",) if overwrite and not scenario.replaces else ()
@@ -67,7 +67,7 @@ def left(cases):
 
 
 def unchanged(directory, run):
-    """Runs something that must leave a directory as it is; returns what it does."""
+    """Call a function that must not change a directory, and return its result."""
     before = contents(directory)
     result = run()
     assert contents(directory) == before
@@ -76,7 +76,9 @@ def unchanged(directory, run):
 
 @pytest.mark.parametrize("moment", ["halfway", "complete"])
 def test_leftover_of_another_plan_is_refused(left, moment):
-    """The refusal says what it is and how to go on; obeying it works, and so does --overwrite."""
+    """The error describes the leftover and how to continue. Following the hint works, and so does
+    --overwrite.
+    """
     what = left(_NEW, moment)
     how, words = unchanged(what.partial, lambda: what.run(OTHER))
     root = what.case.runner.root
@@ -138,7 +140,7 @@ def test_journal_without_content_restarts(left, moment):
 
 @pytest.mark.parametrize("scenario", [_NEW, _OVER, _OVER_TWO_RENAMES], ids=lambda item: item.name)
 def test_destination_marked_by_another_plan_is_kept(left, scenario):
-    """As after a crash, or as copied from one."""
+    """The mark may be from a crash or from a copy."""
     for journal in (True, False):
         what = left(scenario, "named")
         if not journal:
@@ -171,7 +173,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("scenario", [_NEW, _OVER, _OVER_TWO_RENAMES], ids=lambda item: item.name)
 def test_unmarked_destination_is_checked(left, scenario):
-    """What it replaced stays; where that is nothing, its files tell whether the journal speaks of them."""
+    """A replaced checkpoint stays. Without one, the files show whether the journal belongs to them."""
     what = left(scenario, "named")
     (what.destination / _MARK).unlink()
     for model in (OTHER,) if scenario is _NEW else (MODEL, OTHER):
@@ -201,7 +203,7 @@ def test_changed_unmarked_destination_is_kept(left, change):
 @pytest.mark.parametrize("scenario", [_NEW, _OVER, _OVER_TWO_RENAMES], ids=lambda item: item.name)
 @pytest.mark.parametrize("change", CHANGES)
 def test_manually_edited_conversion_is_not_reported_as_done(left, scenario, change):
-    """Killed when the checkpoint had its name, and then somebody edits it."""
+    """The run is killed after the checkpoint has its name, and then the checkpoint is edited."""
     what = left(scenario, "named")
     CHANGES[change](what.destination / "0" / "items" / "hf" / "config.json")
     if not scenario.replaces:

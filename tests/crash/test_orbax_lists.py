@@ -1,4 +1,4 @@
-"""Orbax's own CheckpointManager lists a step only when it is complete, whatever a crash left."""
+"""Orbax's CheckpointManager lists a step only if it is complete, after any crash."""
 
 import pytest
 

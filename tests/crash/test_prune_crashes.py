@@ -1,4 +1,6 @@
-"""Whatever a crash of `ckpt prune` leaves: kept steps are whole, none is half; it is finished or undone."""
+"""After any crash of `ckpt prune`, kept steps are complete, no step is partial, and it can be finished or
+undone.
+"""
 
 import shutil
 
@@ -33,7 +35,7 @@ def commands(tmp_path_factory):
 
 @pytest.fixture(params=RULES if ALL else ("delete", "strip"))
 def case(request, commands):
-    """The run before and after, and the disk in between."""
+    """Return the run before and after, and the disk in between."""
     run = commands.root / LOCATION / "run"
     shutil.rmtree(commands.root / LOCATION, ignore_errors=True)
     write_run(run, range(1, 5))
@@ -49,7 +51,7 @@ def case(request, commands):
 
 
 def parameters(commands, step):
-    """The digest of the parameters alone."""
+    """Return the digest of the parameters only."""
     out = commands.run("hash", str(step)).out
     return next(line.split()[0] for line in out.splitlines() if line.endswith("(parameters)"))
 

@@ -1,4 +1,4 @@
-"""A second crash, while the same command goes on where the first one stopped it."""
+"""A second crash while the same command resumes after the first one."""
 
 import pytest
 from support.internals import PLAN_MARK
@@ -27,7 +27,7 @@ def test_every_second_crash_state_is_recoverable(cases, scenario):
 
 
 def test_completion_reported_after_kill_is_durable(cases):
-    """Killed anywhere from the moment when the checkpoint has its name."""
+    """The run is killed at any moment after the checkpoint has its name."""
     case = cases(SCENARIOS[0])
     calls = case.recorded.notes.calls
     named = next(number for number, call in enumerate(calls) if call.other == str(case.destination))
@@ -38,7 +38,7 @@ def test_completion_reported_after_kill_is_durable(cases):
 
 
 def test_discarded_output_is_marked_before_removal(cases):
-    """What grows is marked and never half removed at any instant, also while another command discards it."""
+    """Partial output is marked and never half removed, even while another command discards it."""
     case = cases(SCENARIOS[0])
     content = f"{LOCATION}/{case.scenario.destination}.partial/content/"
     # As after a power cut: what the first run had not synced yet may be lost without anybody's doing.
@@ -58,12 +58,12 @@ def test_discarded_output_is_marked_before_removal(cases):
 
 
 def _below(directory, state):
-    """What a state holds below a directory."""
+    """Return the part of a state below a directory."""
     return {name.removeprefix(directory): item for name, item in state.items() if name.startswith(directory)}
 
 
 def test_replaced_output_is_moved_durably_before_rename(cases):
-    """The model of a disk keeps the order of two renames between the same directories; not all disks must."""
+    """The disk model keeps the order of two renames between the same directories, but real disks need not."""
     case = cases(
         next(scenario for scenario in SCENARIOS if scenario.name == "hf-to-maxtext-overwrite-no-exchange")
     )
@@ -79,7 +79,7 @@ def test_replaced_output_is_moved_durably_before_rename(cases):
 
 
 def _firsts(case):
-    """As many that a kill leaves as that a power cut does, of all times of the run."""
+    """Return first crashes from all phases of the run, half of them kills and half power cuts."""
     result = crashes(case.disk, case.moments, case.scenario.name, 1)
     kinds = (
         [crash for crash in result if crash.calls is not None],
@@ -90,7 +90,7 @@ def _firsts(case):
 
 
 def _wrong_after(case, crash, seed):
-    """What is wrong with what a second crash leaves, in words."""
+    """Return a description of the problem after a second crash."""
     disk = _disk_after(case, crash)
     ended = case.again()
     moments = disk.apply(of_a_later_process(ended.notes.calls))
@@ -113,8 +113,8 @@ def _wrong_after(case, crash, seed):
 
 
 def _disk_after(case, crash):
-    """The disk that the next command meets, which is made real. After a kill what was not synced is not
-    durable, however much the next command sees of it; what is there after a power cut lasts.
+    """Create the disk that the next command finds. Unsynced data is visible but not durable after a kill; all
+    data is durable after a power cut.
     """
     if crash.calls is None:
         lay_out(case.disk.state(crash.steps), case.runner.root, LOCATION)

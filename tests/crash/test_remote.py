@@ -1,4 +1,4 @@
-"""Some of what `make crash-remote` does: conversions to gs:// that are killed at random moments."""
+"""A sample of `make crash-remote`: conversions to gs:// that are killed at random moments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two commands with one DST at once: one of them makes it, whole, and the other says why it did not."""
+"""If two commands write to one DST at once, one of them completes it and the other reports why it did not."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What may come of a command, and what may not."""
+"""Checks of the state after a command."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MARK = ".ckpttools-plan"
 
 
 def contents(path: Path) -> Contents | None:
-    """Every file and directory below; None if nothing has the name. Times of writing do not count."""
+    """Return every file and directory below a path without times; None if the path does not exist."""
     if not path.exists():
         return None
     result = {f"{item.relative_to(path)}{'/' if item.is_dir() else ''}": item for item in path.rglob("*")}
@@ -25,7 +25,7 @@ def contents(path: Path) -> Contents | None:
 
 
 def contents_in(state: State, path: str) -> Contents:
-    """The same below a path of a state, nothing where nothing has the name."""
+    """Return the same for a path in a state; empty if the path does not exist."""
     below = {
         name.removeprefix(f"{path}/"): item for name, item in state.items() if name.startswith(f"{path}/")
     }
@@ -43,29 +43,29 @@ def _bytes(content: Content, name: Path) -> bytes:
 
 
 def surroundings(root: Path, scenario: Scenario) -> Contents:
-    """Everything in the place but DST."""
+    """Return everything in the location except DST."""
     everything, name = contents(root / LOCATION) or {}, scenario.destination
     return {key: data for key, data in everything.items() if not key.startswith(f"{name}/")}
 
 
 class WrongError(AssertionError):
-    """A promise that was not kept."""
+    """A broken guarantee."""
 
 
 def spoken(ended: Ended, *codes: int) -> None:
-    """The exit code is one of these, and an error has words."""
+    """Assert that the exit code is one of these, and that errors have a message."""
     if "Traceback" in ended.err or ended.code not in codes or (ended.code and "Error: " not in ended.err):
         raise WrongError(f"{ended}\nwanted: exit {' or '.join(map(str, codes))} and a message")
 
 
 def digest(runner: Runner, path: Path) -> str:
-    """The digest of all arrays; the error where there is none."""
+    """Return the digest of all arrays, or the error."""
     ended = runner.run("hash", str(path), "--json", "--no-progress")
     return str(json.loads(ended.out)["digest"]) if ended.code == 0 else str(ended)
 
 
 class Case:
-    """A scenario, what it starts from, and what it makes without any trouble."""
+    """A scenario, its initial state, and its result without faults."""
 
     def __init__(self, runner: Runner, scenario: Scenario) -> None:
         self.runner, self.scenario = runner, scenario
@@ -98,25 +98,25 @@ class Case:
         return ended
 
     def begin(self) -> None:
-        """Makes the place what it is before the command."""
+        """Restore the initial state of the location."""
         lay_out(self._start, self.runner.root, LOCATION)
 
     @property
     def before(self) -> str:
-        """The model that DST holds before the command; "" for none."""
+        """The model in DST before the command; "" for none."""
         return OLD if self.scenario.replaces else ""
 
     @property
     def between(self) -> tuple[str, ...]:
-        """The models that DST may hold while the command is at work, "" for none."""
+        """The models that DST may contain while the command runs; "" for none."""
         away = () if self.scenario.exchange else ("",)
         return (self.before, *away, MODEL)
 
     def model(self, *, marked: bool) -> str | None:
-        """The model that DST holds, "" if there is no DST, None if it is something else.
+        """Return the model in DST; "" if DST does not exist, None if it is something else.
 
         Args:
-            marked: whether DST may hold the mark that it has until its conversion is concluded.
+            marked: Whether DST may have the mark of an unfinished conversion.
         """
         exact = self._made_of(contents(self.destination) or {}, marked)
         if exact is None and self._may_lie_otherwise:
@@ -124,18 +124,20 @@ class Case:
         return exact
 
     def _made_of(self, result: Contents, marked: bool) -> str | None:
-        """The model of which exactly this was made; "" for nothing, None if there is none."""
+        """Return the model from which this content was converted; "" for no content, None if there is no such
+        model.
+        """
         bare = {name: data for name, data in result.items() if not (marked and name == _MARK)}
         return next((model for model, built in self._made.items() if built == bare), None)
 
     def whole_in(self, state: State, *may_be: str) -> None:
-        """As `whole`, of a state that a run can leave; `between` if nothing else is said."""
+        """Assert the same as `whole` for a state; the default models are `between`."""
         model = self._made_of(contents_in(state, f"{LOCATION}/{self.scenario.destination}"), True)
         if model not in (may_be or self.between):
             raise WrongError(f"DST is {_named(model)}")
 
     def whole(self, *may_be: str, marked: bool = False) -> str:
-        """DST is one of these models, whole; "" stands for no DST. `marked` is as in `model`."""
+        """Assert that DST is one of these models, complete; "" means no DST. See `model` for `marked`."""
         model = self.model(marked=marked)
         if model not in may_be:
             expected = " or ".join(map(_named, may_be))
@@ -143,8 +145,9 @@ class Case:
         return model
 
     def tidy(self, model: str, *, empty_is_tidy: bool = False) -> None:
-        """Nothing lies beside DST but what did before and what the command writes there; and the directory
-        that DST grew in, where it may be there `empty_is_tidy`.
+        """Assert that only the original files and those of the command are next to DST.
+
+        The staging directory may remain, empty, if `empty_is_tidy`.
         """
         around, expected = dict(surroundings(self.runner.root, self.scenario)), self._around[model]
         if empty_is_tidy:
@@ -154,16 +157,17 @@ class Case:
             raise WrongError(f"beside DST changed: {changed}")
 
     def foreign(self) -> None:
-        """What lay beside DST before is as it was."""
+        """Assert that the original files next to DST are unchanged."""
         around = surroundings(self.runner.root, self.scenario)
         lost = [key for key, data in self._before.items() if around.get(key) != data]
         if lost:
             raise WrongError(f"somebody else's files changed: {lost}")
 
     def again(self, model: str = MODEL) -> Ended:
-        """The command, without faults, makes its model, or is refused in words and leaves DST alone.
+        """Assert that the command succeeds without faults, or is refused with a message and leaves DST
+        unchanged.
 
-        The command that was interrupted is refused only where its work is done and nothing is left of it.
+        An interrupted command may be refused only if its work is complete and nothing is left of it.
         """
         result = self.whole("", MODEL, OTHER, OLD, marked=True)
         ended = self.scenario.run(self.runner, model)
