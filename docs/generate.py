@@ -150,7 +150,7 @@ def cells(family: FamilySummary) -> tuple[str, ...]:
     groups = [
         f"`{group.scanned}` {', '.join(group.stacked)}".rstrip() for group in family.layers if group.scanned
     ]
-    groups = [f"never: {family.never_scanned}"] if family.never_scanned else groups
+    groups = [f"never: {family.no_scan_reason}"] if family.no_scan_reason else groups
     if why := families()[family.name].unscanned_with_towers:
         groups.append(f"with towers never: {why}")
     values = [f"{_rows(item)}: {item.reason}".replace("*", r"\*") for item in family.values]

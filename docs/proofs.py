@@ -89,7 +89,7 @@ def _line(family: Family, version: str) -> tuple[str, ...]:
 
 
 def _cell(family: Family, version: str, form: str, step: str) -> str:
-    if form == "scanned" and family.never_scanned:
+    if form == "scanned" and family.no_scan_reason:
         return "refused"
     word = {"logits": "logits", "export": "trained"}[step]
     return _joined([_golden(family, version, form), _ran(family, version, [form], step, word)])

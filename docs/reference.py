@@ -33,9 +33,9 @@ Several calls take these keywords, with the same meaning. Each call lists which 
 _MEMBERS = {
     "DType": ("numpy", "itemsize"),
     "LazyArray": ("ndim", "size", "nbytes", "read", "to_numpy", "stored_bits"),
-    "Prepared": ("destination", "gain", "check", "run"),
+    "Prepared": ("destination", "mesh_reads", "check", "run"),
     "PreparedCopy": ("report", "run", "check"),
-    "PreparedReshard": ("gain",),
+    "PreparedReshard": ("mesh_reads",),
     "PreparedSave": (),
     "Region": ("size", "slices", "intersect", "shifted"),
     "Tree": ("find_path", "glob", "arrays", "with_metadata", "pipe", "nested"),

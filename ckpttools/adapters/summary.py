@@ -21,7 +21,7 @@ class AdapterReport:
         alpha: The recorded alpha, before patterns; None if it is not recorded.
         targets: Number of changed weights by the last component of the module's name.
         features: Special features: "rslora", "dora", "experts", "embedding".
-        replaced: Number of arrays that the adapter replaces.
+        num_replaced: Number of arrays that the adapter replaces.
         problem: Reason why the adapter cannot be read; None if it can.
         kind: PEFT's name for the kind of adapter; "LORA" by default.
         skipped: Number of stored arrays that PEFT ignores, by the responsible config field.
@@ -33,7 +33,7 @@ class AdapterReport:
     alpha: float | None
     targets: Mapping[str, int]
     features: tuple[str, ...] = ()
-    replaced: int = 0
+    num_replaced: int = 0
     problem: str | None = None
     kind: str = LORA
     skipped: Mapping[str, int] = field(default_factory=dict)

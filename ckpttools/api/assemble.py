@@ -36,8 +36,8 @@ from ckpttools.formats.orbax.saves import (
     ITEM,
     MAX_SAVE_SPREAD_SECONDS,
     HostShare,
-    MissingCells,
     Save,
+    UnsavedChunks,
     iterators_of,
     newest_complete,
     saves_of,
@@ -62,21 +62,21 @@ class SaveListing:
 
     Attributes:
         step: Step number.
-        began: Start of the save, in seconds since 1970; None if unknown.
+        started_at: Start of the save, in seconds since 1970; None if unknown.
         hosts: Directories of the hosts with parts of the step, ordered by name.
         processes: Distributed IDs of the processes whose chunks each host has; () if unknown.
-        chunks: Number of distinct chunks; `twins` of them are on several hosts.
+        chunks: Number of distinct chunks; `num_duplicates` of them are on several hosts.
         missing: Chunks that are not on any host.
         expected: Hosts that should have the missing chunks; () if the save is complete, None if unknown.
     """
 
     step: int
-    began: float | None
+    started_at: float | None
     hosts: tuple[Location, ...]
     processes: tuple[tuple[int, ...], ...]
     chunks: int
-    twins: int
-    missing: tuple[MissingCells, ...]
+    num_duplicates: int
+    missing: tuple[UnsavedChunks, ...]
     expected: tuple[ExpectedHost, ...] | None
 
     @property
@@ -92,12 +92,12 @@ class HostsListing:
     Attributes:
         saves: The saves, newest first.
         unusable: Reason why each unusable step directory is unusable.
-        lost: Data files that are missing or truncated; other hosts are searched for their chunks.
+        missing_files: Data files that are missing or truncated; other hosts are searched for their chunks.
     """
 
     saves: tuple[SaveListing, ...]
     unusable: dict[str, str]
-    lost: tuple[str, ...]
+    missing_files: tuple[str, ...]
 
     def __repr__(self) -> str:
         newest = "none is complete" if self.newest is None else f"step {self.newest.step} is complete"
@@ -266,7 +266,7 @@ def _refuse_unnamed(save: Save) -> None:
 
 
 def _describe_missing(save: Save) -> str:
-    missing = sum(item.count for item in save.missing)
+    missing = sum(item.num_missing for item in save.missing)
     expected = expected_hosts(save)
     more = ""
     if expected:

@@ -118,7 +118,7 @@ _NOTABLE_GAIN = 1.01
 
 
 @dataclass(frozen=True, slots=True)
-class MeshGain:
+class MeshReads:
     """Predicted reads of the devices of a mesh, each of which loads its part of a checkpoint.
 
     Attributes:
@@ -130,7 +130,7 @@ class MeshGain:
     after: LoadCost
 
     @property
-    def is_loss(self) -> bool:
+    def is_regression(self) -> bool:
         """Return whether devices will fetch at least 1 % more than before."""
         before, after = self.before, self.after
         return (
@@ -139,7 +139,7 @@ class MeshGain:
         )
 
     @property
-    def is_any(self) -> bool:
+    def is_improvement(self) -> bool:
         """Return whether devices will fetch fewer bytes or make fewer reads."""
         before, after = self.before, self.after
         return (
@@ -149,7 +149,7 @@ class MeshGain:
         )
 
 
-def mesh_gain(rules: AppliedRules, reading: ReadOptions, tree: Tree, layout: Layout) -> MeshGain:
+def predict_mesh_reads(rules: AppliedRules, reading: ReadOptions, tree: Tree, layout: Layout) -> MeshReads:
     """Predict the reads of the same arrays in two layouts. Reads only indexes of the source.
 
     Args:
@@ -162,7 +162,7 @@ def mesh_gain(rules: AppliedRules, reading: ReadOptions, tree: Tree, layout: Lay
     """
     stored = storage_of(rules.tree, reading), Storage("", (), (), tuple(_planned(tree, layout)))
     specs = rule_specs(rules)
-    return MeshGain(*(_predict_load(rules, specs, item) for item in stored))
+    return MeshReads(*(_predict_load(rules, specs, item) for item in stored))
 
 
 def rule_specs(rules: AppliedRules) -> PathSpecs:

@@ -120,7 +120,7 @@ def _first(job: Service, plan: Callable[[], Prepared], callbacks: Callbacks) -> 
     try:
         prepared = plan()
         prepared = replace(prepared, options=replace(prepared.options, observe=callbacks.observe, command=""))
-        _ = prepared.gain  # Computed before anything is written.
+        _ = prepared.mesh_reads  # Computed before anything is written.
         content = content_of(prepared)
         file = decode_plan(content, "the plan")
         # No process of this job starts before it has the plan.
@@ -233,6 +233,6 @@ def _lost_process_error(status: PartStatus, number: int, count: int) -> OtherPro
     ended = "" if status.state == "gone" else f", ended by: {status.state}"
     return OtherProcessError(
         f"process {number} of {count} is gone",
-        got=f"{status.process}, last seen {status.seen:.0f} s ago, {done}{ended}",
+        got=f"{status.process}, last seen {status.idle_seconds:.0f} s ago, {done}{ended}",
         hint=f"{retry_term()}: finished work is not repeated",
     )

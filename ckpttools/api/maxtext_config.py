@@ -29,7 +29,7 @@ from ckpttools.maxtext.config.model_facts import Reading
 from ckpttools.maxtext.config.observed_model import ObservedModel, observe_config, observe_model
 from ckpttools.maxtext.config.report import MaxTextConfig, ModelSetting, sort_settings
 from ckpttools.maxtext.config.run_settings import GivenSettings, find_contradictions, read_settings
-from ckpttools.maxtext.config.setting_kinds import find_mistakes
+from ckpttools.maxtext.config.setting_kinds import find_invalid_settings
 from ckpttools.maxtext.versions import NEWEST, SCAN_LAYERS, version_called
 from ckpttools.stores.concurrency import use_concurrency
 from ckpttools.stores.registry import LocationLike
@@ -82,15 +82,15 @@ def maxtext_config(
         model_name=named or (base.value if base else None),
         is_named=named is not None,
         settings=sort_settings(every),
-        told=sort_settings({**required_settings(values, named), **stored}),
+        required_settings=sort_settings({**required_settings(values, named), **stored}),
         deviations=tuple(deviations(model.family, model.facts, version.name)),
         notes=(*model.notes, *model_notes(model.family, model.facts)),
-        unread=tuple(Reading(model.family, model.facts).unread()),
+        unmapped_fields=tuple(Reading(model.family, model.facts).unread()),
         contradictions=(
             *find_contradictions(given, every),
             *(model.fp8.contradictions(given) if model.fp8 else ()),
         ),
-        mistakes=tuple(find_mistakes(given.declared, version.name)),
+        invalid_settings=tuple(find_invalid_settings(given.declared, version.name)),
     )
 
 
@@ -120,7 +120,7 @@ def _storage_settings(model: ObservedModel, scan: bool | None) -> Iterator[Model
         family, flags = model.family, model.facts.flags
         towers = family.unscanned_with_towers and any(flags.get(tower) for tower in family.towers)
         beyond = family.layers_beyond_cycles(model.facts.lengths)
-        is_scanned = not (family.never_scanned or towers or beyond) if scan is None else scan
+        is_scanned = not (family.no_scan_reason or towers or beyond) if scan is None else scan
         if is_scanned and beyond:
             raise UsageError(
                 f"MaxText scans complete cycles of layers, and {plural(beyond, 'layer')} would be left over",

@@ -99,7 +99,7 @@ def _is_complete(tree: Tree) -> bool:
 
 
 def _has_names_of(tree: Tree, among: Collection[Family]) -> bool:
-    return any(family.matched == family.expected for family in guess_families(tree, among))
+    return any(family.num_matched == family.num_expected for family in guess_families(tree, among))
 
 
 def _declared_family(tree: Tree) -> Family | None:
@@ -127,7 +127,7 @@ def _maxtext_steps(tree: Tree, location: Location) -> NextSteps | None:
         result = action("strip_optimizer", str(location), "DST", flavor=_LOADABLE_FLAVOR)
         return NextSteps((f"{LOAD_PARAMETERS} takes parameters in Linen's nesting: {result}",))
     config, problem = _config_of(tree)
-    settings = config.told if config is not None and config.is_named else ()
+    settings = config.required_settings if config is not None and config.is_named else ()
     values = [
         str(item) for item in settings if item.name not in (LOAD_PARAMETERS, SCAN_LAYERS, PARAM_SCAN_AXIS)
     ]
@@ -192,8 +192,8 @@ def _model_remarks(tree: Tree, config: MaxTextConfig | None) -> Iterator[str]:
     if config is None:
         return
     yield from map(str, config.deviations)
-    if config.unread:
-        yield f"no MaxText setting represents {', '.join(config.unread)}"
+    if config.unmapped_fields:
+        yield f"no MaxText setting represents {', '.join(config.unmapped_fields)}"
     if view_of(tree).optimizer is None:
         yield from config.notes
 

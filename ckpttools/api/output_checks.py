@@ -115,7 +115,7 @@ def compare_names(source: Tree, tree: Tree, files: Mapping[str, Content]) -> Not
     lost = _unowned(tree, families) - _unowned(source, families) if families else set()
     # Names of the family are those below a prefix such as `params/params`.
     if names := [keystr(path) for path in new if any(dotted(path[k:]) in lost for k in range(len(path)))]:
-        others = [guess.name for guess in guess_families(tree) if not (guess.missing or guess.others)]
+        others = [guess.name for guess in guess_families(tree) if not (guess.missing or guess.unmatched)]
         instead = f"; these are names of {' or '.join(others)}" if others else ""
         remarks.append(
             f"{CONFIG} describes {config['model_type']}, which does not have the new names of "

@@ -21,7 +21,7 @@ from ckpttools.roles.of_tree import roles
 from ckpttools.stores.location import Location
 
 if TYPE_CHECKING:
-    from ckpttools.api.chunks import MeshGain
+    from ckpttools.api.chunks import MeshReads
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +62,10 @@ class PlanReport:
         renames: Arrays with another name or other axes than in the source; empty for conversions of models.
         files: Data files of the destination with their sizes.
         bytes_referenced: Bytes that are shared with source files instead of being copied.
-        bytes_dead: Other bytes in the shared files, which exist as long as the destination does.
+        bytes_unreferenced: Other bytes in the shared files, which exist as long as the destination does.
         links: The shared files, by their names in the destination.
         remarks: Other remarks and advice for the user.
-        gain: Reads of the devices of a mesh before and after; None without a mesh.
+        mesh_reads: Reads of the devices of a mesh before and after; None without a mesh.
     """
 
     source: Location
@@ -84,11 +84,11 @@ class PlanReport:
     renames: tuple[Rename, ...]
     files: Mapping[str, int]
     bytes_referenced: int
-    bytes_dead: int
+    bytes_unreferenced: int
     links: Mapping[str, str]
     remarks: tuple[str, ...]
     array_list: tuple[PlannedArray, ...]
-    gain: MeshGain | None = None
+    mesh_reads: MeshReads | None = None
 
 
 def describe(prepared: Prepared, source: Location) -> PlanReport:
@@ -109,11 +109,11 @@ def describe(prepared: Prepared, source: Location) -> PlanReport:
         renames=prepared.renames,
         files=plan.layout.files,
         bytes_referenced=plan.bytes_referenced,
-        bytes_dead=plan.bytes_dead,
+        bytes_unreferenced=plan.bytes_unreferenced,
         links={name: source.path for name, source in plan.layout.links.items()},
         remarks=(*plan.raw_remarks, *new_parent_remarks(destination), *plan.notes.advice),
         array_list=tuple(_planned_arrays(plan)),
-        gain=prepared.gain,
+        mesh_reads=prepared.mesh_reads,
     )
 
 

@@ -64,7 +64,7 @@ class PartStatus(TaskProgress):
         part: Name of the part, such as "3/8".
         process: Description of the process.
         state: "at work", "done", "gone" (killed), or the error that ended the process.
-        seen: Seconds since the last sign of activity.
+        idle_seconds: Seconds since the last sign of activity.
         token: Unique identifier of the process.
         is_straggler: Whether the other processes will have to wait for this one.
     """
@@ -72,7 +72,7 @@ class PartStatus(TaskProgress):
     part: str
     process: str
     state: str
-    seen: float
+    idle_seconds: float
     token: str
     is_straggler: bool = False
 
@@ -88,12 +88,12 @@ class PlanStatus(TaskProgress, Tabular):
         state: "not begun", "at work", "stopped" (tasks are missing, and no process is running), "done" (ready
             to be published), "published" (with files to remove next to it), "complete" (published, with
             nothing left to do), or "taken" (the destination has other content).
-        other: Description of the other content.
+        other_content: Description of the other content.
         parts: Processes that are running, were killed, failed, or are done.
         missing: Ranges of tasks (first, one after the last) that are neither done nor in progress.
-        count: Number of parts that most running processes declare; if no process is running, the number that
-            the last one declared; None if no part has started.
-        not_begun: Indices of parts with missing tasks that no process has started.
+        num_parts: Number of parts that most running processes declare; if no process is running, the number
+            that the last one declared; None if no part has started.
+        not_started: Indices of parts with missing tasks that no process has started.
     """
 
     rows_field = "parts"
@@ -101,11 +101,11 @@ class PlanStatus(TaskProgress, Tabular):
     destination: Location
     plan: str
     state: str
-    other: str
+    other_content: str
     parts: tuple[PartStatus, ...] = ()
     missing: tuple[tuple[int, int], ...] = ()
-    count: int | None = None
-    not_begun: tuple[int, ...] = ()
+    num_parts: int | None = None
+    not_started: tuple[int, ...] = ()
 
     @property
     def tasks_missing(self) -> int:

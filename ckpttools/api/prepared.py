@@ -46,7 +46,7 @@ from ckpttools.stores.sharing import RepositoryOptions, shared
 from ckpttools.stores.web.hub_name import model_at
 
 if TYPE_CHECKING:
-    from ckpttools.api.chunks import MeshGain
+    from ckpttools.api.chunks import MeshReads
     from ckpttools.api.plan_report import Rename
 
 P = ParamSpec("P")
@@ -218,7 +218,7 @@ class Prepared:
         return self.location
 
     @property
-    def gain(self) -> MeshGain | None:
+    def mesh_reads(self) -> MeshReads | None:
         """Return the reads of a mesh's devices before and after; None without a mesh."""
         return None
 

@@ -31,7 +31,7 @@ from ckpttools.runs.journal import (
 )
 from ckpttools.runs.listing import find_run, list_consistently, measure_usage
 from ckpttools.runs.policy import Best, Keep
-from ckpttools.runs.prune import PruneDecision, StepFate, commit_texts, decide
+from ckpttools.runs.prune import PruneDecision, StepOutcome, commit_texts, decide
 from ckpttools.runs.removal import Removal, check_can_rename, tidy, tidy_all
 from ckpttools.stores.abilities import SupportsRename
 from ckpttools.stores.concurrency import use_concurrency
@@ -50,28 +50,29 @@ class PruneReport:
     Attributes:
         path: Directory that contains the steps.
         steps: All steps; () if an interrupted prune was finished or undone.
-        frees: Minimum number of bytes that are freed; the bytes freed by stripping are known only after it is
-            done.
+        freed_bytes: Minimum number of bytes that are freed; the bytes freed by stripping are known only after
+            it is done.
         is_done: Whether the prune was carried out.
         what: "prune", "finish" or "undo".
-        left: Steps that were left unchanged during the prune, or could not be restored, with the reason.
+        unchanged_steps: Steps that were left unchanged during the prune, or could not be restored, with the
+            reason.
         is_copied: Whether the parameters of stripped steps are copied; otherwise stripped steps share
             complete data files.
     """
 
     path: str
-    steps: tuple[StepFate, ...]
-    frees: int
+    steps: tuple[StepOutcome, ...]
+    freed_bytes: int
     is_done: bool = False
     what: str = "prune"
-    left: tuple[str, ...] = ()
+    unchanged_steps: tuple[str, ...] = ()
     is_copied: bool = False
 
     def __repr__(self) -> str:
-        fates = Counter(step.fate for step in self.steps)
-        steps = "".join(f"{count:,} {fate}, " for fate, count in fates.items())
+        outcomes = Counter(step.outcome for step in self.steps)
+        steps = "".join(f"{count:,} {outcome}, " for outcome, count in outcomes.items())
         text = self.what if self.is_done else f"{self.what} to be done"
-        return f"<PruneReport of {self.path}: {text}: {steps}{self.frees:,} bytes free>"
+        return f"<PruneReport of {self.path}: {text}: {steps}{self.freed_bytes:,} bytes free>"
 
 
 @dataclass(frozen=True, repr=False)
@@ -98,8 +99,10 @@ class PreparedPrune:
     @property
     def report(self) -> PruneReport:
         """Return the report of the planned work."""
-        fates, frees = (self.decision.fates, self.decision.frees) if self.decision else ((), 0)
-        return PruneReport(str(self.location), fates, frees, what=self.what, is_copied=self.copy)
+        outcomes, freed_bytes = (
+            (self.decision.outcomes, self.decision.freed_bytes) if self.decision else ((), 0)
+        )
+        return PruneReport(str(self.location), outcomes, freed_bytes, what=self.what, is_copied=self.copy)
 
     def run(self) -> PruneReport:
         """Prune the run.
@@ -121,18 +124,20 @@ class PreparedPrune:
         if not (journal.delete or journal.strip):
             tidy_all(self.location)
             return replace(
-                self.report, is_done=True, left=("it had changed nothing, so nothing had to be done",)
+                self.report,
+                is_done=True,
+                unchanged_steps=("it had changed nothing, so nothing had to be done",),
             )
         removal = Removal(self.location, journal)
         left = removal.carry_out() if self.what == "finish" else removal.undo()
-        return replace(self.report, is_done=True, left=left)
+        return replace(self.report, is_done=True, unchanged_steps=left)
 
     def _apply(self, decision: PruneDecision) -> PruneReport:
         run, report = decision.run, self.report
         tidy(run.path)
-        check_can_rename(run.path, (*decision.named("deleted"), *decision.named("stripped")))
+        check_can_rename(run.path, (*decision.names_with("deleted"), *decision.names_with("stripped")))
         result = self._strip_steps(decision)
-        delete = decision.named("deleted")
+        delete = decision.names_with("deleted")
         if not (result or delete):
             return replace(report, is_done=True)
         prints = decision.fingerprints
@@ -140,7 +145,7 @@ class PreparedPrune:
             {name: prints[name] for name in delete},
             {name: prints[name] for name in result},
             {name: fingerprint(location) for name, location in result.items()},
-            decision.named("kept"),
+            decision.names_with("kept"),
             commit_texts(run.path, delete),
         )
         removal = Removal(run.path, journal)
@@ -148,7 +153,7 @@ class PreparedPrune:
         going = (run.path / name for name in (*delete, *result))
         # Files that the stripped steps share have another name now, so they do not count as freed.
         freed = measure_usage(*(location for location in going if location.is_dir())).own
-        frees = max(0, freed - measure_usage(*result.values()).own)
+        freed_bytes = max(0, freed - measure_usage(*result.values()).own)
         try:
             journal.begin(run.path)
         except NoSpaceError as error:
@@ -158,12 +163,12 @@ class PreparedPrune:
         left = removal.carry_out()
         if left:
             kept_names = {item.partition(":")[0] for item in left}
-            frees = sum(step.frees for step in report.steps if step.name not in kept_names)
-        return replace(report, is_done=True, left=left, frees=frees)
+            freed_bytes = sum(step.freed_bytes for step in report.steps if step.name not in kept_names)
+        return replace(report, is_done=True, unchanged_steps=left, freed_bytes=freed_bytes)
 
     def _strip_steps(self, decision: PruneDecision) -> dict[str, Location]:
         """Write all steps without their optimizer state, and return their locations by name."""
-        names = decision.named("stripped")
+        names = decision.names_with("stripped")
         try:
             return {name: self._strip_step(decision.run.path / name) for name in names}
         except NoSpaceError as error:
@@ -286,20 +291,22 @@ def prune(
 def _strippable(decision: PruneDecision) -> PruneDecision:
     """Return the same decisions, except that steps that cannot be stripped are kept."""
 
-    def checked(fate: StepFate) -> StepFate:
-        if fate.fate != "stripped":
-            return fate
+    def checked(item: StepOutcome) -> StepOutcome:
+        if item.outcome != "stripped":
+            return item
         try:
-            step = Step(decision.run.path / fate.name)
+            step = Step(decision.run.path / item.name)
             open_tree(step.items[0].directory).pipe(KeepScanAxis(StripOptimizer(keep_step=True)))
             dict(_copy_other_items(step))
         except StorageError:
             raise
         except CheckpointError as error:
-            return replace(fate, fate="kept", why=f"{fate.why}; it is not stripped: {error.raw.message}")
-        return fate
+            return replace(
+                item, outcome="kept", reason=f"{item.reason}; it is not stripped: {error.raw.message}"
+            )
+        return item
 
-    return replace(decision, fates=tuple(map(checked, decision.fates)))
+    return replace(decision, outcomes=tuple(map(checked, decision.outcomes)))
 
 
 def _prepare_resume(

@@ -136,7 +136,7 @@ def _publish(
                 requests=again.options.requests, overwrite=header.overwrite, observe=observe
             )
             again = replace(again, location=destination, options=options)
-            _ = again.gain  # Computed from the source, which may no longer exist after publication.
+            _ = again.mesh_reads  # Computed from the source, which may no longer exist after publication.
         try:
             return again.execute(
                 header.plan,

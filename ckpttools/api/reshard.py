@@ -7,7 +7,7 @@ from dataclasses import field, fields, replace
 from functools import cached_property
 from typing import Unpack
 
-from ckpttools.api.chunks import MeshGain, mesh_gain
+from ckpttools.api.chunks import MeshReads, predict_mesh_reads
 from ckpttools.api.convert import ChangedRun
 from ckpttools.api.options.convert import CHANGING, RESHARD
 from ckpttools.api.prepared import Prepared, WriteRequest, Writing, command
@@ -36,10 +36,10 @@ class Resharded(Receipt):
     """The receipt of a finished reshard.
 
     Attributes:
-        gain: Reads of the mesh's devices before and after.
+        mesh_reads: Reads of the mesh's devices before and after.
     """
 
-    gain: MeshGain | None = None
+    mesh_reads: MeshReads | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -55,10 +55,10 @@ class PreparedReshard(Prepared):
     reading: ReadOptions = field(default_factory=ReadOptions)
 
     @cached_property
-    def gain(self) -> MeshGain | None:
-        """Return the mesh's reads of the source and of the result; see `mesh_gain` for errors."""
+    def mesh_reads(self) -> MeshReads | None:
+        """Return the mesh's reads of the source and of the result; see `predict_mesh_reads` for errors."""
         plan, rules = self.plan, self.asked
-        return None if rules is None else mesh_gain(rules, self.reading, plan.tree, plan.layout)
+        return None if rules is None else predict_mesh_reads(rules, self.reading, plan.tree, plan.layout)
 
     def execute(
         self,
@@ -67,9 +67,11 @@ class PreparedReshard(Prepared):
         finalize: Callable[[], None] = lambda: None,
     ) -> Resharded:
         """Run the reshard; see `Prepared.execute` for arguments and errors."""
-        gain = self.gain  # Computed from the source, before anything is written.
+        mesh_reads = self.mesh_reads  # Computed from the source, before anything is written.
         done = Prepared.execute(self, planned, check_replaced, finalize)
-        return Resharded(**{item.name: getattr(done, item.name) for item in fields(done)}, gain=gain)
+        return Resharded(
+            **{item.name: getattr(done, item.name) for item in fields(done)}, mesh_reads=mesh_reads
+        )
 
 
 @command(ChangedRun, more=writer_options, returns="Resharded")

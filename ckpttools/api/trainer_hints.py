@@ -151,7 +151,7 @@ def adapter_commands(path: str, result: AdapterReport | None, *, is_peft: bool) 
     yield call("merge_adapter", "BASE", "DST", adapter=path, alpha=alpha)
     if not is_peft:
         yield call("adapter_to_peft", path, "DST", base="BASE", alpha=alpha)
-    elif result is None or not ({*result.features} - _KNOWN_TO_MAXTEXT or result.replaced):
+    elif result is None or not ({*result.features} - _KNOWN_TO_MAXTEXT or result.num_replaced):
         yield call("adapter_to_maxtext", path, "DST", base="BASE")
 
 

@@ -17,28 +17,28 @@ class StoredFile:
             referenced, "missing" is a file that the index names but that does not exist, "other" is any other
             file, such as metadata.
         nbytes: Size of the file.
-        live: Bytes that hold array data, each counted once.
-        index: Bytes that hold headers, documents or nodes of the index in use.
+        referenced_nbytes: Bytes that hold array data, each counted once.
+        index_nbytes: Bytes that hold headers, documents or nodes of the index in use.
         arrays: Number of arrays with data in the file.
         chunks: Number of chunks, or complete tensors, in the file.
         links: Number of hard links; a file with more than one is shared.
-        lost: Bytes that the index expects but the file does not have.
+        missing_nbytes: Bytes that the index expects but the file does not have.
     """
 
     name: str
     kind: str
     nbytes: int
-    live: int = 0
-    index: int = 0
+    referenced_nbytes: int = 0
+    index_nbytes: int = 0
     arrays: int = 0
     chunks: int = 0
     links: int = 1
-    lost: int = 0
+    missing_nbytes: int = 0
 
     @property
-    def dead(self) -> int:
+    def unreferenced_nbytes(self) -> int:
         """Bytes that are not referenced: gaps, and data that later writes replaced."""
-        return self.nbytes - self.live - self.index if self.kind != "other" else 0
+        return self.nbytes - self.referenced_nbytes - self.index_nbytes if self.kind != "other" else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,19 +98,19 @@ def format_lines(listing: HostsListing) -> Iterator[str]:
             yield from format_labeled(f"  {label}", printable(text), _LABEL, width())
     for name, reason in listing.unusable.items():
         yield from format_labeled("  unusable", printable(f"{name}: {reason}"), _LABEL, width())
-    for text in listing.lost[:_MAX_LISTED]:
+    for text in listing.missing_files[:_MAX_LISTED]:
         yield from format_labeled("  lost", printable(text), _LABEL, width())
 
 
 def _row_cells(save: SaveListing, newest: SaveListing | None, now: float) -> list[str]:
-    missing = sum(item.count for item in save.missing)
+    missing = sum(item.num_missing for item in save.missing)
     verdict = "complete" if save.is_complete else "not complete"
     return [
         str(save.step),
-        "" if save.began is None else f"{format_age(now - save.began)} ago",
+        "" if save.started_at is None else f"{format_age(now - save.started_at)} ago",
         f"{len(save.hosts):,}",
         f"{save.chunks:,}",
-        f"{save.twins:,}",
+        f"{save.num_duplicates:,}",
         f"{missing:,}" if missing else "",
         f"{verdict}, would be assembled" if save is newest else verdict,
     ]

@@ -321,15 +321,17 @@ def _members(listing: RunListing | CollectionListing, top: Location) -> Iterator
             )
         return
     for step in reversed(listing.steps):
-        problem = "" if step.unfinished is None else "damaged" if step.is_damaged else "unfinished"
+        problem = "" if step.unfinished_reason is None else "damaged" if step.is_damaged else "unfinished"
         facts = [("items", ", ".join(item.name or "(the step itself)" for item in step.items))]
         facts += [(name, f"{value:.6g}") for name, value in (step.metrics or {}).items()]
-        if step.step == listing.resumes:
+        if step.step == listing.resume_step:
             facts.append(("resumes", "a restarted run resumes from this step"))
         if problem:
-            facts.append((problem, step.unfinished or ""))
+            facts.append((problem, step.unfinished_reason or ""))
         location = top / step.name
-        yield ListingRow(str(step.step), location, step.kind, step.nbytes, step.saved, tuple(facts), problem)
+        yield ListingRow(
+            str(step.step), location, step.kind, step.nbytes, step.saved_at, tuple(facts), problem
+        )
 
 
 class ListingPage(BrowserPage):
@@ -1079,8 +1081,8 @@ def _difference_facts(row: ArrayDiff | GroupDiff) -> Iterator[tuple[str, str]]:
 
     distance = row.distance
     if isinstance(row, GroupDiff):
-        yield "arrays", f"{row.differing:,} of {row.arrays:,} differ"
-        yield "farthest", row.farthest or ""
+        yield "arrays", f"{row.num_differing:,} of {row.arrays:,} differ"
+        yield "most different", row.most_different or ""
     else:
         yield "outcome", row.outcome
         for side, kind in (("A", row.a), ("B", row.b)):
@@ -1095,8 +1097,8 @@ def _difference_facts(row: ArrayDiff | GroupDiff) -> Iterator[tuple[str, str]]:
     if isinstance(row, GroupDiff):
         yield "NaN", f"{row.nan:,} on one side" if row.nan else ""
         return
-    if row.deviation is not None and row.deviation.differing:
-        yield "differing", f"{row.deviation.differing:,} of {row.deviation.elements:,} elements"
+    if row.deviation is not None and row.deviation.num_differing:
+        yield "differing", f"{row.deviation.num_differing:,} of {row.deviation.elements:,} elements"
         first = row.deviation.first
         yield "first", "" if first is None else f"[{', '.join(map(str, first))}]"
         yield "NaN", f"{row.deviation.nan:,} on one side" if row.deviation.nan else ""

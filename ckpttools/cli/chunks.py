@@ -70,7 +70,7 @@ _INDENT = 8
 _KINDS = ("missing", "data", "unused", "index", "other")
 _DOCUMENTS = ("zarr.json", ".zarray", ".zgroup", ".zattrs")
 _NUMBER = re.compile(r"[0-9]+")
-_LAYOUT = attrgetter("shape", "dtype", "chunk_shape", "piece_shape", "codecs", "missing_chunks")
+_LAYOUT = attrgetter("shape", "dtype", "chunk_shape", "min_read_shape", "codecs", "missing_chunks")
 
 
 def print_chunks(report: ChunksReport, advice: Sequence[Advice]) -> None:
@@ -122,8 +122,8 @@ class _FileLine:
     @property
     def remark(self) -> str:
         """Return the number of unused bytes, or of names that the files are shared with."""
-        if lost := self.total("lost"):
-            return f"{format_disk(lost)} lost"
+        if missing := self.total("missing_nbytes"):
+            return f"{format_disk(missing)} missing"
         links = max(file.links for file in self.files)
         return f"× {links} links" if links > 1 else ""
 
@@ -136,15 +136,15 @@ def _file_lines(files: Sequence[FileChunks]) -> Iterator[str]:
     columns = [
         Column("file"),
         Column("kind"),
-        *(Column(name, right=True) for name in ("size", "arrays", "live", "index", "dead")),
+        *(Column(name, right=True) for name in ("size", "arrays", "used", "index", "unused")),
         Column(""),
     ]
     yield from draw_table(columns, [_file_cells(group) for group in visible], width())
 
 
 def _file_cells(group: _FileLine) -> list[str]:
-    live, index, dead = (group.total(field) for field in ("live", "index", "dead"))
-    sizes = [format_disk(n) if n else "" for n in (live, index, dead)]
+    fields = ("referenced_nbytes", "index_nbytes", "unreferenced_nbytes")
+    sizes = [format_disk(group.total(field)) if group.total(field) else "" for field in fields]
     arrays = format_count(group.total("arrays")) if group.total("arrays") else ""
     return [
         printable(group.name),
@@ -204,7 +204,7 @@ def _group_arrays(arrays: Iterable[ArrayChunks]) -> list[list[ArrayChunks]]:
     """Group arrays that are stored in the same way and whose names differ only in numbers."""
     groups: dict[object, list[ArrayChunks]] = {}
     for array in arrays:
-        cut = array.reads.cut if array.reads else None
+        cut = array.reads.shards_per_axis if array.reads else None
         groups.setdefault((_NUMBER.sub("#", array.path), _LAYOUT(array), cut), []).append(array)
     return list(groups.values())
 
@@ -219,13 +219,13 @@ def _array_cells(group: Sequence[ArrayChunks]) -> list[str]:
     if first.missing_chunks:
         chunks += f" ({sum(item.missing_chunks for item in group):,} missing)"
     ratio = f"{nbytes / stored:.2f}" if stored and stored != nbytes else ""
-    piece = first.shape if first.piece_shape is None else first.piece_shape
-    chunk = "any range" if first.piece_shape is None else format_type("", piece)
+    piece = first.shape if first.min_read_shape is None else first.min_read_shape
+    chunk = "any range" if first.min_read_shape is None else format_type("", piece)
     cells = [
         printable(name),
         format_type(first.dtype, first.shape),
-        "whole" if piece == first.shape and first.piece_shape is not None else chunk,
-        format_disk(first.piece_nbytes),
+        "whole" if piece == first.shape and first.min_read_shape is not None else chunk,
+        format_disk(first.min_read_nbytes),
         " ".join(first.codecs) or "raw",
         chunks,
         format_disk(stored),
@@ -239,7 +239,7 @@ def _read_cells(group: Sequence[ArrayChunks]) -> list[str]:
     if reads is None:
         return []
     over = f"{reads.over_read:.2f}"
-    note = "does not divide" if reads.uneven else "replicated" if prod(reads.cut) == 1 else ""
+    note = "does not divide" if reads.is_uneven else "replicated" if prod(reads.shards_per_axis) == 1 else ""
     return [f"{sum(item.reads.reads for item in group if item.reads):,}", over, note]
 
 
@@ -248,7 +248,7 @@ def _total_lines(report: ChunksReport) -> Iterator[str]:
     yield (
         f"{plural(report.num_arrays, 'array')} in {plural(report.num_chunks, 'chunk')}{missing}: "
         f"{format_disk(report.nbytes)}, stored in {format_disk(report.stored_nbytes)}; "
-        f"{format_disk(report.dead_nbytes)} dead in all files"
+        f"{format_disk(report.unreferenced_nbytes)} unused in all files"
     )
     loading = report.loading
     if loading:
@@ -273,15 +273,15 @@ def _process_lines(loading: ProcessLoading) -> Iterator[str]:
         f"{format_disk(loading.needed)} and by "
         f"ckpttools.load fetches {format_disk(loading.fetched)}, over-read {loading.over_read:.2f}"
     )
-    if loading.exchanged:
+    if loading.num_exchanged:
         yield (
-            f"it fetches {format_disk(loading.fetched_exchanging)} if processes exchange what they have "
-            f"read, for {plural(loading.exchanged, 'array')}"
+            f"it fetches {format_disk(loading.fetched_with_exchange)} if processes exchange what they have "
+            f"read, for {plural(loading.num_exchanged, 'array')}"
         )
-    if loading.broadcast:
+    if loading.num_broadcast:
         yield (
             f"with single_replica=True one fetches {format_disk(loading.fetched_single_replica)}, and reads "
-            f"{plural(loading.broadcast, 'array')} for all that need the same"
+            f"{plural(loading.num_broadcast, 'array')} for all that need the same"
         )
 
 

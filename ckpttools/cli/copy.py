@@ -97,7 +97,7 @@ def copy(
 
 def _note_lines(report: CopyReport) -> Iterator[str]:
     """Print the notes of the plan on stderr."""
-    for name, reason in report.left_out.items():
+    for name, reason in report.omitted.items():
         yield from format_labeled("left out", f"{name}: {reason}", 9, prose_width())
     for text in report.remarks:
         yield from format_labeled("note", text, 9, prose_width())

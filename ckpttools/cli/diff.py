@@ -123,7 +123,7 @@ def _missing_side(first: Location) -> UsageError:
     except CheckpointError:
         run = None
     if isinstance(run, RunListing):
-        finished = [f"{run.path}/{step.name}" for step in run.steps if step.unfinished is None]
+        finished = [f"{run.path}/{step.name}" for step in run.steps if step.unfinished_reason is None]
         if len(finished) > 1:
             hint = f"compare two steps: ckpt diff {' '.join(map(shlex.quote, finished[-2:]))}"
     return UsageError("two checkpoints are needed, but only one is given", got=first, hint=hint)
@@ -209,7 +209,7 @@ def _is_measured(item: ArrayDiff) -> bool:
         and deviation is not None
         and not deviation.nan
         and item.a == item.b
-        and deviation.differing >= max(_FEW * deviation.elements, 2)
+        and deviation.num_differing >= max(_FEW * deviation.elements, 2)
     )
 
 
@@ -245,7 +245,7 @@ def _array_table(items: Sequence[ArrayDiff], one_by_one: bool) -> Iterator[str]:
 def _array_row(items: Sequence[ArrayDiff]) -> list[str]:
     parts = [item.deviation for item in items if item.deviation is not None]
     ulps = [part.max_ulp for part in parts]
-    differing, elements = sum(part.differing for part in parts), sum(part.elements for part in parts)
+    differing, elements = sum(part.num_differing for part in parts), sum(part.elements for part in parts)
     from ckpttools.compare.groups import grouped
 
     group = grouped("", items)
@@ -281,7 +281,9 @@ def _layer_table(report: DiffReport, one_by_one: bool) -> Iterator[str]:
         [
             printable(item.name),
             *_measures(item),
-            "" if item.farthest == item.name else printable((item.farthest or "")[len(item.name) + 1 :]),
+            ""
+            if item.most_different == item.name
+            else printable((item.most_different or "")[len(item.name) + 1 :]),
         ]
         for item in shown
     ]
@@ -314,10 +316,10 @@ def _fitting_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> 
 def _role_line(role: str, report: DiffReport) -> Iterator[str]:
     """Yield the line of arrays that are not listed."""
     group = next((item for item in report.roles if item.name == role), None)
-    if group is None or not group.differing:
+    if group is None or not group.num_differing:
         return
     names = [item.name for item in report.arrays if item.role == role and not item.is_equal]
-    text = f"{group.differing:,} of {plural(group.arrays, 'array')} differ"
+    text = f"{group.num_differing:,} of {plural(group.arrays, 'array')} differ"
     if role == "optimizer" and group.distance is not None:
         text += f", rel L2 {group.rel_l2:.3g}, max abs {group.max_abs:.3g}"
     if len(names) == 1:
@@ -402,7 +404,7 @@ def _measure_text(members: Sequence[ArrayDiff]) -> Iterator[str]:
     if not parts:
         return
     elements, differing = (
-        sum(part) for part in zip(*((p.elements, p.differing) for p in parts), strict=True)
+        sum(part) for part in zip(*((p.elements, p.num_differing) for p in parts), strict=True)
     )
     if differing:
         yield f"{_share_text(differing, elements)} of {plural(elements, 'element')}{_position_text(members)}"
@@ -419,7 +421,7 @@ def _measure_text(members: Sequence[ArrayDiff]) -> Iterator[str]:
                 *([f"{nan:,} NaN on one side"] if (nan := sum(part.nan for part in parts)) else []),
             ]
         )
-        beyond = sum(part.beyond for part in parts)
+        beyond = sum(part.num_exceeding for part in parts)
         if beyond != differing:
             yield f"{beyond:,} of them beyond the tolerances" if beyond else "all within the tolerances"
     elif members[0].outcome == "dtype":

@@ -97,21 +97,21 @@ def _diagnosis_lines(
     diagnosis: Diagnosis, fix: tuple[str, ...], values: bool, checksums: bool
 ) -> Iterator[str]:
     yield styled(printable(diagnosis.path), bold=True)
-    if diagnosis.looked_at:
-        yield ", ".join(diagnosis.looked_at)
-    for line in diagnosis.fixed:
+    if diagnosis.examined:
+        yield ", ".join(diagnosis.examined)
+    for line in diagnosis.applied_fixes:
         yield styled("fixed: ", fg="green") + printable(line)
-    for item in diagnosis.refused:
+    for item in diagnosis.refused_fixes:
         yield styled("refused: ", fg="red") + printable(item.location) + ":"
         yield from format_labeled("", printable(item.what), _COLUMN, prose_width())
-        yield from format_labeled("  next", printable(item.do), _COLUMN, prose_width())
-    if fix and not diagnosis.fixed:
+        yield from format_labeled("  next", printable(item.hint), _COLUMN, prose_width())
+    if fix and not diagnosis.applied_fixes:
         yield f"nothing here that --fix {' --fix '.join(fix)} would repair"
     for finding in diagnosis.findings:
         yield ""
         yield from _finding_lines(finding)
     yield ""
-    is_gone = bool(diagnosis.fixed) and not parse(diagnosis.path).lexists()
+    is_gone = bool(diagnosis.applied_fixes) and not parse(diagnosis.path).lexists()
     yield "the path no longer exists" if is_gone else _verdict_line(diagnosis, values, checksums)
 
 
@@ -119,9 +119,9 @@ def _finding_lines(finding: Finding) -> Iterator[str]:
     level = styled(finding.level, fg=_COLORS[finding.level], bold=True)
     yield f"{level}  {printable(finding.location)}  [{finding.check}]"
     yield from format_labeled("", printable(finding.what), _COLUMN, prose_width())
-    yield from format_labeled("  why", printable(finding.why), _COLUMN, prose_width())
+    yield from format_labeled("  why", printable(finding.consequence), _COLUMN, prose_width())
     command = None if finding.command is None else printable(finding.command)
-    yield from format_labeled("  next", printable(finding.do), _COLUMN, prose_width(), command=command)
+    yield from format_labeled("  next", printable(finding.hint), _COLUMN, prose_width(), command=command)
 
 
 def _verdict_line(diagnosis: Diagnosis, values: bool, checksums: bool) -> str:
@@ -146,8 +146,8 @@ def _values_text(diagnosis: Diagnosis, is_asked: bool) -> str:
 
 
 def _checksums_text(diagnosis: Diagnosis, is_asked: bool) -> str:
-    if diagnosis.compared is None:
+    if diagnosis.checksums_compared is None:
         return "the files have no checksums of their data" if is_asked else ""
-    if not diagnosis.compared:
+    if not diagnosis.checksums_compared:
         return "checksums not checked (--checksums)"
     return "" if any(finding.check == "checksums" for finding in diagnosis.findings) else "checksums OK"

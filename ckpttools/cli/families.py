@@ -71,13 +71,13 @@ def _detail_lines(family: FamilySummary) -> Iterator[str]:
     yield styled(printable(family.name), bold=True)
     yield from _entry_lines("models", ", ".join(family.models))
     yield from _entry_lines("model_type", ", ".join(family.model_types))
-    never = f"never: {family.never_scanned}" if family.never_scanned else ""
+    never = f"never: {family.no_scan_reason}" if family.no_scan_reason else ""
     yield from _entry_lines(
         "scanned", never or ", ".join(group.scanned for group in family.layers if group.scanned)
     )
     for value in family.values:
         rows = value.rows[0] if len(value.rows) == 1 else plural(len(value.rows), "row")
-        yield from _entry_lines("exact" if value.exact else "inexact", f"{rows}: {value.reason}")
+        yield from _entry_lines("exact" if value.is_exact else "inexact", f"{rows}: {value.reason}")
     if not family.values:
         yield from _entry_lines("exact", "all values")
 
@@ -135,7 +135,7 @@ def _row_groups(family: Family) -> Iterator[str]:
     yield from (line for row in family.rows for line in _row_line(row))
     for group in family.layers:
         yield ""
-        if not family.never_scanned:
+        if not family.no_scan_reason:
             scanned = f"{group.scanned} [{' '.join(group.stacked)}]"
             yield from _entry_lines("scanned", scanned if group.scanned else "never: an incomplete cycle")
         yield from _entry_lines("unscanned", group.left)

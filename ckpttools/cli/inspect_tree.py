@@ -182,12 +182,12 @@ def _tree_rows(branches: Sequence[Branch], above: tuple[bool, ...], *, top: bool
 
 def _row(branch: Branch, guides: tuple[bool, ...]) -> TreeRow:
     name = printable(shorten(branch.name))
-    sums = format_amounts(branch.num_elements, branch.nbytes, branch.share)
+    sums = format_amounts(branch.num_elements, branch.nbytes, branch.fraction)
     if branch.array is not None:
-        times = f"× {branch.times:,}" if branch.times > 1 else ""
+        times = f"× {branch.num_subtrees:,}" if branch.num_subtrees > 1 else ""
         return TreeRow((name, format_array_type(branch.array), times, *sums), guides, _ARRAY)
     # The line of hidden children at least shows their number.
-    hidden = "" if branch.children else plural(branch.count, "array")
+    hidden = "" if branch.children else plural(branch.num_arrays, "array")
     if branch.name == RNG_STATE and hidden:
         hidden += " (--flat lists them)"
     return TreeRow((name, hidden, "", *sums), guides, _SUBTREE_STYLES)
@@ -309,7 +309,7 @@ def _fold_differences(entries: Iterable[tuple[str, str]]) -> list[tuple[str, str
 
 
 def _difference_text(difference: Different) -> str:
-    reason = f" ({difference.why})" if difference.why else ""
+    reason = f" ({difference.reason})" if difference.reason else ""
     got = difference.got if difference.expected.dtype else replace(difference.got, dtype=None)
     return f"{_type_text(got)}, should be {_type_text(difference.expected)}{reason}"
 

@@ -157,17 +157,20 @@ def _remarks(listing: RunListing) -> Iterator[tuple[str, str]]:
     for name, reason in listing.skipped.items():
         yield "skipped", f"{name}: {reason}"
     for step in listing.steps:
-        if step.unfinished is not None and step.name not in listing.skipped:
-            yield _state_text(step), f"{step.name}: {step.unfinished}"
-        if step.deleting is not None:
-            yield "deleting", f"item {step.deleting} of {step.name}: Orbax was interrupted; retry it there"
-    if listing.beside:
-        yield "other files", sample_names(listing.beside, 5)
+        if step.unfinished_reason is not None and step.name not in listing.skipped:
+            yield _state_text(step), f"{step.name}: {step.unfinished_reason}"
+        if step.item_being_deleted is not None:
+            yield (
+                "deleting",
+                f"item {step.item_being_deleted} of {step.name}: Orbax was interrupted; retry it there",
+            )
+    if listing.other_entries:
+        yield "other files", sample_names(listing.other_entries, 5)
 
 
 def _latest_text(listing: RunListing, step: int) -> tuple[str, str]:
     by = f", by {listing.tracker}" if listing.tracker else ""
-    if listing.resumes is None:
+    if listing.resume_step is None:
         return "latest", f"step {step}{by}, {listing.blocked_by}"
     if listing.tracker is not None:
         return "resumes", f"step {step}{by}"
@@ -175,7 +178,7 @@ def _latest_text(listing: RunListing, step: int) -> tuple[str, str]:
 
 
 def _state_text(step: StepListing) -> str:
-    if step.unfinished is None:
+    if step.unfinished_reason is None:
         return ""
     return "damaged" if step.is_damaged else "unfinished"
 
@@ -185,8 +188,8 @@ def _row_cells(step: StepListing, listing: RunListing, now: float) -> list[str]:
     marks = [
         _state_text(step),
         f"{plural(step.missing_chunks, 'chunk')} missing" if step.missing_chunks else "",
-        "deleting" if step.deleting is not None else "",
-        "resumes" if step.step == listing.resumes else "",
+        "deleting" if step.item_being_deleted is not None else "",
+        "resumes" if step.step == listing.resume_step else "",
     ]
     return [
         printable(str(step.step)),
@@ -194,7 +197,7 @@ def _row_cells(step: StepListing, listing: RunListing, now: float) -> list[str]:
         step.kind,
         format_disk(step.nbytes),
         "" if step.own_bytes == step.nbytes else format_disk(step.own_bytes),
-        "" if step.saved is None else f"{format_age(now - step.saved)} ago",
+        "" if step.saved_at is None else f"{format_age(now - step.saved_at)} ago",
         printable(" ".join(f"{name}={value:.6g}" for name, value in metrics)),
         ", ".join(filter(None, marks)),
     ]

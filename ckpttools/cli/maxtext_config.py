@@ -26,7 +26,7 @@ from ckpttools.core.text import printable
 from ckpttools.stores.location import Location
 
 if TYPE_CHECKING:
-    from ckpttools.maxtext.config.report import Contradiction, MaxTextConfig, Mistake
+    from ckpttools.maxtext.config.report import Contradiction, InvalidSetting, MaxTextConfig
 
 _COLUMN = 12
 _PROGRAMS = {"train": "maxtext.trainers.pre_train.train", "decode": "maxtext.inference.decode"}
@@ -110,7 +110,7 @@ def maxtext_config(
         print_lines(_setting_lines(result, form, command))
     if not as_json and (remarks := [*_remark_lines(result)]):
         print_stderr(*remarks)
-    if result.contradictions or result.mistakes:
+    if result.contradictions or result.invalid_settings:
         exit_with_differences()
 
 
@@ -126,9 +126,9 @@ def _setting_lines(result: MaxTextConfig, form: str, command: str | None) -> Ite
 def _remark_lines(result: MaxTextConfig) -> Iterator[str]:
     for deviation in result.deviations:
         yield from _format_labeled("differs", str(deviation))
-    if result.unread:
+    if result.unmapped_fields:
         yield from _format_labeled(
-            "not read", f"{', '.join(result.unread)}: no MaxText setting represents it"
+            "not read", f"{', '.join(result.unmapped_fields)}: no MaxText setting represents it"
         )
     for note in result.notes:
         yield from _format_labeled("note", note)
@@ -144,9 +144,9 @@ def _suggest_options(word: str) -> list[str]:
 
 
 def _check_lines(result: MaxTextConfig) -> Iterator[str]:
-    if not (result.contradictions or result.mistakes):
+    if not (result.contradictions or result.invalid_settings):
         yield styled("nothing contradicts the checkpoint", bold=True)
-    for mistake in result.mistakes:
+    for mistake in result.invalid_settings:
         yield _given_settings(mistake)
         yield from _format_labeled("  refused", f"{mistake.reason}; {mistake.hint}")
     for contradiction in result.contradictions:
@@ -160,9 +160,11 @@ def _contradiction_lines(result: Contradiction) -> Iterator[str]:
     yield from _format_labeled("  expected", f"{format_value(result.expected)} ({result.source})")
 
 
-def _given_settings(result: Contradiction | Mistake) -> str:
+def _given_settings(result: Contradiction | InvalidSetting) -> str:
     from ckpttools.maxtext.config.report import format_value
 
     return styled(
-        printable(f"{result.name}={format_value(result.declared)}  ({result.said_in})"), bold=True, fg="red"
+        printable(f"{result.name}={format_value(result.declared)}  ({result.declared_in})"),
+        bold=True,
+        fg="red",
     )

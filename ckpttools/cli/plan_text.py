@@ -29,7 +29,7 @@ from ckpttools.stores.publishing import Published
 from ckpttools.stores.registry import parse
 
 if TYPE_CHECKING:
-    from ckpttools.api.chunks import MeshGain
+    from ckpttools.api.chunks import MeshReads
     from ckpttools.api.next_steps import NextSteps
     from ckpttools.inspection.chunks import LoadCost
 
@@ -64,8 +64,8 @@ def print_plan(report: PlanReport) -> None:
     for label, text in pairs:
         print_lines(_plan_lines(label, text) if label in _SENTENCE_END else [f"{label:<8} {text}"])
     print_lines(rename_lines(report))
-    if report.gain:
-        print_lines(gain_lines(report.gain))
+    if report.mesh_reads:
+        print_lines(mesh_read_lines(report.mesh_reads))
     print_lines(["", "Dry run: nothing was written. --json lists every array with its chunks."])
 
 
@@ -93,19 +93,19 @@ def rename_lines(report: PlanReport) -> Iterator[str]:
         yield from _plan_lines("same", f"{plural(len(same), 'array')}: {printable(sample_names(same))}")
 
 
-def gain_lines(gain: MeshGain) -> Iterator[str]:
+def mesh_read_lines(reads: MeshReads) -> Iterator[str]:
     """Yield lines about the reads of a mesh's devices before and after."""
-    mesh = ",".join(f"{name}={length}" for name, length in gain.before.mesh.items())
-    of = f"a device of {mesh}, {gain.before.spec}, needs {format_disk(gain.after.needed)} and fetches "
-    yield from _plan_lines("before", of + _fetched_text(gain.before))
-    yield from _plan_lines("after", _fetched_text(gain.after))
-    if gain.is_loss:
+    mesh = ",".join(f"{name}={length}" for name, length in reads.before.mesh.items())
+    of = f"a device of {mesh}, {reads.before.spec}, needs {format_disk(reads.after.needed)} and fetches "
+    yield from _plan_lines("before", of + _fetched_text(reads.before))
+    yield from _plan_lines("after", _fetched_text(reads.after))
+    if reads.is_regression:
         yield from _plan_lines(
             "note",
             "devices will fetch more from DST than from SRC: arrays of up to 4 MiB, or --subchunks, are "
             "one chunk each, which all devices fetch whole; smaller --subchunks cut them",
         )
-    elif not gain.is_any:
+    elif not reads.is_improvement:
         yield from _plan_lines(
             "note",
             "no gain: devices fetch as much from SRC; DST only records how arrays are sharded over the mesh",
@@ -116,8 +116,8 @@ def print_gain(receipt: Receipt) -> None:
     """Print the reads of a mesh's devices before and after on stderr, if there is a mesh."""
     from ckpttools.api.reshard import Resharded
 
-    if isinstance(receipt, Resharded) and receipt.gain:
-        print_stderr(*gain_lines(receipt.gain))
+    if isinstance(receipt, Resharded) and receipt.mesh_reads:
+        print_stderr(*mesh_read_lines(receipt.mesh_reads))
 
 
 def _fetched_text(loading: LoadCost) -> str:
@@ -135,7 +135,9 @@ def _plan_lines(label: str, text: str) -> list[str]:
 def _shared_line(report: PlanReport) -> Iterator[tuple[str, str]]:
     """Yield labeled lines about data that is not written."""
     if report.bytes_referenced:
-        dead = f", which hold {format_disk(report.bytes_dead)} more" if report.bytes_dead else ""
+        dead = (
+            f", which hold {format_disk(report.bytes_unreferenced)} more" if report.bytes_unreferenced else ""
+        )
         where = f"linked from {plural(len(report.links), 'file')}{dead}" if report.links else "in the index"
         yield "share", f"{format_exact(report.bytes_referenced)}, {where}"
 
@@ -268,15 +270,15 @@ def status_lines(result: PlanStatus, plan: str) -> Iterator[str]:
     yield f"{result.destination}: {_STATES[result.state].format(plan=quote(plan))}"
     if result.state == "taken":
         complete = "a complete checkpoint, possibly the published output of this plan"
-        yield f"the destination has {result.other or complete}"
+        yield f"the destination has {result.other_content or complete}"
         return
     share = 100 * result.bytes_done // max(1, result.nbytes)
     done = f"{result.tasks_done} of {plural(result.tasks, 'task')}, {share} % of {format_disk(result.nbytes)}"
     rate = f", {format_disk(result.bytes_per_second)}/s" if result.bytes_per_second else ""
     left = f", {format_duration(result.seconds_left)} left" if result.seconds_left is not None else ""
     yield f"all      {done}{rate}{left}"
-    if result.count is not None:
-        yield f"parts    {_parts_text(result, result.count)}"
+    if result.num_parts is not None:
+        yield f"parts    {_parts_text(result, result.num_parts)}"
     is_folded = sum(part.state == "done" for part in result.parts) > _MAX_DONE
     for part in result.parts:
         if not (is_folded and part.state == "done"):
@@ -291,11 +293,11 @@ def _parts_text(result: PlanStatus, count: int) -> str:
     own = {part.part: part.state for part in result.parts if part.part.endswith(f"/{count}")}
     states = Counter(state if state in _ORDER else "failed" for state in own.values())
     # Parts that were not started and have no tasks left were done by other parts.
-    states["done"] += count - len(own) - len(result.not_begun)
+    states["done"] += count - len(own) - len(result.not_started)
     values = [f"{states[state]} {state}" for state in _ORDER if states[state]]
-    if result.not_begun:
-        which = _group_parts(index_ranges(result.not_begun), f"/{count}")
-        values.append(f"{len(result.not_begun)} not begun ({which})")
+    if result.not_started:
+        which = _group_parts(index_ranges(result.not_started), f"/{count}")
+        values.append(f"{len(result.not_started)} not begun ({which})")
     others = [part.part for part in result.parts if part.state == "at work" and part.part not in own]
     if others:
         values.append(f"{len(others)} of other divisions at work ({', '.join(others[:_MAX_GROUPS])})")
@@ -317,8 +319,8 @@ def _part_text(status: PartStatus) -> str:
     if status.seconds_left is not None:
         words.append(f"{format_duration(status.seconds_left)} left")
     words.append(status.process)
-    if status.state == "gone" or (status.state == "at work" and status.seen > 60):
-        words.append(f"last seen {format_duration(status.seen)} ago")
+    if status.state == "gone" or (status.state == "at work" and status.idle_seconds > 60):
+        words.append(f"last seen {format_duration(status.idle_seconds)} ago")
     if status.is_straggler:
         words.append("the others will wait for it")
     return ", ".join(words)

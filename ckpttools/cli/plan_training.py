@@ -142,7 +142,8 @@ def _row_line(label: str, text: str) -> list[str]:
 
 def _interval_text(interval: SaveInterval) -> str:
     steps = "" if interval.steps is None else f" ({plural(interval.steps, 'step')})"
-    return f"every {_seconds_text(interval.seconds)}{steps}: {100 * interval.lost:.2g} % of the time is lost"
+    lost = f"{100 * interval.lost_fraction:.2g} %"
+    return f"every {_seconds_text(interval.seconds)}{steps}: {lost} of the time is lost"
 
 
 def _seconds_text(number: float) -> str:

@@ -82,34 +82,33 @@ def _report_lines(report: PruneReport) -> Iterator[str]:
     rows = [
         [
             str(step.step),
-            _fate_text(step.fate, report.is_done),
+            _outcome_text(step.outcome, report.is_done),
             format_disk(step.nbytes),
-            with_flags(printable(step.why)),
+            with_flags(printable(step.reason)),
         ]
         for step in report.steps
     ]
     if rows:
         yield from draw_table(_COLUMNS, rows, width())
-    for text in report.left:
+    for text in report.unchanged_steps:
         yield from format_labeled("  left", printable(text), 9, width())
     if not report.steps:
         words = {"finish": "finished", "undo": "undone"}
         yield f"The prune that was interrupted {'is' if report.is_done else 'would be'} {words[report.what]}."
     else:
-        gone = sum(step.fate == "deleted" for step in report.steps)
-        stripped = sum(step.fate == "stripped" for step in report.steps)
-        summary = (
-            f"{plural(gone, 'step')} deleted, {stripped} stripped, {format_disk(report.frees)} freed at least"
-        )
+        gone = sum(step.outcome == "deleted" for step in report.steps)
+        stripped = sum(step.outcome == "stripped" for step in report.steps)
+        freed = format_disk(report.freed_bytes)
+        summary = f"{plural(gone, 'step')} deleted, {stripped} stripped, {freed} freed at least"
         yield summary if report.is_done else f"would be: {summary}"
         if stripped and not report.is_copied:
             yield "Stripped steps keep their complete data files; --copy frees more."
     if not report.is_done:
-        is_idle = report.steps and all(step.fate not in ("deleted", "stripped") for step in report.steps)
+        is_idle = report.steps and all(step.outcome not in ("deleted", "stripped") for step in report.steps)
         yield "There is nothing to do." if is_idle else "Dry run: nothing was deleted. Pass --yes to delete."
 
 
-def _fate_text(fate: str, is_done: bool) -> str:
-    if is_done or fate in ("kept", "left alone"):
-        return fate
-    return {"deleted": "delete", "stripped": "strip"}[fate]
+def _outcome_text(outcome: str, is_done: bool) -> str:
+    if is_done or outcome in ("kept", "left alone"):
+        return outcome
+    return {"deleted": "delete", "stripped": "strip"}[outcome]

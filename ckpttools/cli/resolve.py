@@ -62,7 +62,7 @@ def resolve(words: tuple[str, ...], maxtext: str, requests: int | None, as_json:
 
 def _report_lines(result: Resolution) -> Iterator[str]:
     yield from _head_line(result, f"MaxText {result.maxtext}")
-    for item in result.tried:
+    for item in result.rules:
         rule = "the run's own steps" if item.rule == "resume" else item.rule
         yield from _format_labeled("looked", f"{rule}: {f'{item.path}: ' if item.path else ''}{item.result}")
     yield from _detail_lines(result)
@@ -82,7 +82,7 @@ def _head_line(result: Resolution, before: str) -> Iterator[str]:
 
 
 def _detail_lines(result: Resolution) -> Iterator[str]:
-    for do, problems in groupby(result.problems, key=lambda item: item.do):
+    for do, problems in groupby(result.problems, key=lambda item: item.hint):
         for problem in problems:
             yield from _format_labeled("problem", problem.what)
         if do:

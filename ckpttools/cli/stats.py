@@ -222,6 +222,6 @@ def _magnitude_rows(spread: Distribution, zeros: int) -> Iterator[tuple[str, flo
         yield f"2^{item.exponent} ≤ |x| < 2^{item.exponent + 1}", count / total
         left -= count
     if left:
-        yield f"   0 < |x| < 2^{spread.least}", left / total
+        yield f"   0 < |x| < 2^{spread.min_exponent}", left / total
     if zeros:
         yield "zero", zeros / total

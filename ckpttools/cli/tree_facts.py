@@ -96,7 +96,9 @@ def _adapter(result: AdapterReport) -> Iterator[tuple[str, str]]:
         alpha = None if result.alpha is None else f"alpha {result.alpha:g}"
         yield "rank", _join(ranks, alpha, *result.features)
         targets = ", ".join(f"{printable(name)} × {times}" for name, times in result.targets.items())
-        replaced_text = f"{plural(result.replaced, 'array')} replaced as a whole" if result.replaced else None
+        replaced_text = (
+            f"{plural(result.num_replaced, 'array')} replaced as a whole" if result.num_replaced else None
+        )
         yield "targets", _join(targets, replaced_text)
     for field, count_skipped in result.skipped.items():
         yield "warning", f"PEFT ignores {plural(count_skipped, 'stored array')}, which {field} leaves out"
@@ -116,15 +118,19 @@ def _layers_text(group: LayerGroup) -> str:
 def _families_text(guesses: Sequence[FamilyGuess]) -> str:
     """Format `llama or mistral, all 11 names`. Equally good guesses differ only in their names."""
     best = guesses[0]
-    names = " or ".join(guess.name for guess in guesses) + (" (config.json)" if best.named else "")
-    if not (best.missing or best.others):
-        return f"{names}, all {best.expected} names"
+    names = " or ".join(guess.name for guess in guesses) + (
+        " (config.json)" if best.matches_model_type else ""
+    )
+    if not (best.missing or best.unmatched):
+        return f"{names}, all {best.num_expected} names"
     missing = f"missing {printable(first_names(best.missing))}" if best.missing else None
     others = None
-    if best.others:
-        others = f"{plural(best.num_others, 'array')} of other names: {printable(first_names(best.others))}"
-    result = f"{best.matched} of {best.expected} names"
-    likely = names if best.named else f"perhaps {names}"
+    if best.unmatched:
+        others = (
+            f"{plural(best.num_unmatched, 'array')} of other names: {printable(first_names(best.unmatched))}"
+        )
+    result = f"{best.num_matched} of {best.num_expected} names"
+    likely = names if best.matches_model_type else f"perhaps {names}"
     return _join(likely, result, missing, others)
 
 
@@ -142,12 +148,12 @@ def _parameters_text(report: TreeReport) -> str:
 def _quantization_text(result: Quantization, *, is_maxtext: bool) -> str:
     """Format `gptq, 4 bits in groups of 128; 224 weights`."""
     scheme = printable(result.scheme)
-    if not result.weights and is_maxtext:
+    if not result.num_weights and is_maxtext:
         return f"none left; the original model was: {scheme}"
-    if not result.weights:
+    if not result.num_weights:
         return f"{scheme} (config.json), but no weight is quantized"
-    bare = f", {result.without_scales:,} of them without scales" if result.without_scales else ""
-    return f"{scheme}; {plural(result.weights, 'weight')}{bare}"
+    bare = f", {result.num_without_scales:,} of them without scales" if result.num_without_scales else ""
+    return f"{scheme}; {plural(result.num_weights, 'weight')}{bare}"
 
 
 def _other_arrays_text(report: TreeReport) -> Iterator[tuple[str, str]]:

@@ -203,15 +203,15 @@ def _print_plan(prepared: Prepared, source: Location, output: OutputOptions) -> 
 
 def _run(prepared: Prepared, output: OutputOptions) -> Receipt:
     from ckpttools.api.plan_report import new_parent_remarks
-    from ckpttools.cli.plan_text import gain_lines, print_notes
+    from ckpttools.cli.plan_text import mesh_read_lines, print_notes
     from ckpttools.cli.progress import progress_observer
 
     # Print only the error: the plan of a refused conversion is irrelevant.
     prepared.check()
     above = tuple(new_parent_remarks(prepared.destination))
     print_notes(prepared.plan.notes, (*prepared.plan.raw_remarks, *above))
-    if prepared.gain:
-        print_stderr(*gain_lines(prepared.gain))
+    if prepared.mesh_reads:
+        print_stderr(*mesh_read_lines(prepared.mesh_reads))
     with progress_observer(output.progress) as observe:
         receipt = prepared.run(observe=observe)
     if REPORTS not in click.get_current_context().meta:

@@ -123,13 +123,13 @@ def diff(
 
 
 def _outcome(total: Deviation, same_type: bool, tolerances: Tolerances) -> Outcome:
-    if total.beyond:
+    if total.num_exceeding:
         return "differs"
     if not same_type:
         return "dtype"
     if total.other_bits and not tolerances.any:
         return "bits"
-    return "within" if total.differing or total.other_bits else "equal"
+    return "within" if total.num_differing or total.other_bits else "equal"
 
 
 def leaf_diff(difference: LeafDifference) -> ArrayDiff:
@@ -290,7 +290,7 @@ class _PairMeasurer:
         if other is None:
             return Deviation(), sums(mine, None, dtypes, scratch)
         result = deviation(mine, other, dtypes, self.tolerances, scratch)
-        unequal = result.differing + result.other_bits if dtypes[0] == dtypes[1] else mine.size
+        unequal = result.num_differing + result.other_bits if dtypes[0] == dtypes[1] else mine.size
         if result.first is not None:
             # numpy turns rank 0 into rank 1, but the only index of the array is empty.
             index = result.first[: region.rank]
@@ -305,5 +305,5 @@ class _PairMeasurer:
         return {
             name: (total, Distance.of(products))
             for name, (total, products) in known.items()
-            if one != other or total.differing or total.other_bits
+            if one != other or total.num_differing or total.other_bits
         }

@@ -91,7 +91,9 @@ def _has_enough_evidence(diff: ArrayDiff) -> bool:
     if diff.outcome == "shape":
         return True
     return (
-        diff.outcome == "differs" and diff.deviation is not None and diff.deviation.differing >= MIN_EVIDENCE
+        diff.outcome == "differs"
+        and diff.deviation is not None
+        and diff.deviation.num_differing >= MIN_EVIDENCE
     )
 
 

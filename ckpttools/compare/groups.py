@@ -22,21 +22,21 @@ class GroupDiff:
     Attributes:
         name: `model.layers.17`, the name of an array outside of layers, or a role.
         arrays: Number of arrays that were compared or that one side lacks.
-        differing: Number of those that are not equal.
+        num_differing: Number of those that are not equal.
         distance: Distance of the arrays of equal shape that are not bit-identical, as one vector; None if
             there are none.
         max_abs: Largest |a - b| of these.
         nan: Number of their elements that are NaN on one side only; `distance` and `max_abs` ignore them.
-        farthest: The array with the largest relative L2 distance; None if there is none.
+        most_different: The array with the largest relative L2 distance; None if there is none.
     """
 
     name: str
     arrays: int
-    differing: int
+    num_differing: int
     distance: Distance | None
     max_abs: float
     nan: int
-    farthest: str | None
+    most_different: str | None
 
     @property
     def rel_l2(self) -> float | None:
@@ -58,7 +58,7 @@ def with_roles(result: Iterable[ArrayDiff], arrays: Mapping[str, Typed]) -> tupl
 def by_layer(result: Iterable[ArrayDiff]) -> tuple[GroupDiff, ...]:
     """Return the layers and other arrays whose parameters differ in values, those that differ most first."""
     groups = _grouped((item for item in result if item.role == "parameter"), lambda item: _layer(item.name))
-    return sorted_by([item for item in groups if item.differing and item.distance], "rel-l2")
+    return sorted_by([item for item in groups if item.num_differing and item.distance], "rel-l2")
 
 
 def by_role(result: Iterable[ArrayDiff]) -> tuple[GroupDiff, ...]:

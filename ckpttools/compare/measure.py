@@ -91,7 +91,7 @@ def deviation(
     if result.first is not None:
         (where,) = result.first if locations is None else (locations[result.first[0]],)
         result = replace(result, first=tuple(map(int, np.unravel_index(where, a.shape))))
-    return replace(result, elements=a.size, other_bits=max(0, other_bits - result.differing))
+    return replace(result, elements=a.size, other_bits=max(0, other_bits - result.num_differing))
 
 
 def block_elements(dtypes: tuple[DType, DType]) -> int:
@@ -146,8 +146,8 @@ def _measure_part(
     beyond = unequal & ~near
     differing, first = int(np.count_nonzero(unequal)), beyond if beyond.any() else unequal
     return Deviation(
-        differing=differing,
-        beyond=int(np.count_nonzero(beyond)),
+        num_differing=differing,
+        num_exceeding=int(np.count_nonzero(beyond)),
         nan=int(np.count_nonzero(one_nan)),
         max_abs=_largest(gap, compared),
         max_rel=_largest(relative, compared),
@@ -233,8 +233,8 @@ def deviation_in_float32(
             return None
         apart, magnitude = _exactly(farthest, sides, dtypes)
         return Deviation(
-            differing=differing,
-            beyond=beyond,
+            num_differing=differing,
+            num_exceeding=beyond,
             max_abs=float(apart.max()),
             max_rel=float((apart / magnitude).max()),
             max_ulp=_most_steps(steps, farthest, sides, dtypes, scratch),
@@ -381,8 +381,8 @@ class Deviation:
 
     Attributes:
         elements: Number of compared elements.
-        differing: Number of elements that are not equal.
-        beyond: Number of differing elements that exceed all tolerances.
+        num_differing: Number of elements that are not equal.
+        num_exceeding: Number of differing elements that exceed all tolerances.
         other_bits: Number of elements that are equal but have different bits.
         nan: Number of elements that are NaN on one side only; they count as differing and in no field below.
         max_abs: Largest |a - b|; infinite if one element is infinite and the other is different.
@@ -394,8 +394,8 @@ class Deviation:
     """
 
     elements: int = 0
-    differing: int = 0
-    beyond: int = 0
+    num_differing: int = 0
+    num_exceeding: int = 0
     other_bits: int = 0
     nan: int = 0
     max_abs: float = 0.0
@@ -407,8 +407,8 @@ class Deviation:
         ulps = (self.max_ulp, other.max_ulp)
         return Deviation(
             self.elements + other.elements,
-            self.differing + other.differing,
-            self.beyond + other.beyond,
+            self.num_differing + other.num_differing,
+            self.num_exceeding + other.num_exceeding,
             self.other_bits + other.other_bits,
             self.nan + other.nan,
             max(self.max_abs, other.max_abs),
@@ -423,7 +423,7 @@ def _earlier(one: Deviation, other: Deviation) -> Shape | None:
 
     An index within the tolerances is returned only if none is beyond them.
     """
-    ranked = [(not item.beyond, item.first) for item in (one, other) if item.first is not None]
+    ranked = [(not item.num_exceeding, item.first) for item in (one, other) if item.first is not None]
     return min(ranked)[1] if ranked else None
 
 

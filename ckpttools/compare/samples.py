@@ -86,7 +86,7 @@ def close(
         index = block.slices if a.ndim else ()
         blocks = np.ascontiguousarray(a[index]), np.ascontiguousarray(b[index])
         result = deviation(*blocks, dtypes, scratch=scratch)
-        if result.differing and (result.nan or result.max_ulp is None or result.max_ulp > ulps):
+        if result.num_differing and (result.nan or result.max_ulp is None or result.max_ulp > ulps):
             return False
     return True
 

@@ -296,7 +296,7 @@ class CopyReport:
         source: Absolute location of the source; for a Hub repository, with its commit.
         destination: The destination as the user passed it.
         parts: The parts, in the order in which they become visible.
-        left_out: Content of the source that is not copied, with reasons.
+        omitted: Content of the source that is not copied, with reasons.
         remarks: Remarks for the user.
         files, bytes: Number of files and bytes copied, including those of earlier runs.
         seconds: Wall time.
@@ -309,7 +309,7 @@ class CopyReport:
     source: str
     destination: Location
     parts: tuple[CopiedPart, ...]
-    left_out: Mapping[str, str] = field(default_factory=dict)
+    omitted: Mapping[str, str] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
     files: int = 0
     bytes: int = 0

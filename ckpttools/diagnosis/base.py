@@ -27,9 +27,9 @@ class Finding:
             or accept it, or space is wasted; "info": worth knowing.
         location: File or directory.
         what: Description of the finding.
-        why: Consequence of the finding.
-        do: Next step, with the exact command if there is one.
-        command: The command in `do`, or None.
+        consequence: Consequence of the finding.
+        hint: Next step, with the exact command if there is one.
+        command: The command in `hint`, or None.
         fix: Name of the fix that performs the step, or None.
         check: Name of the check; filled in by the caller of the check.
     """
@@ -37,8 +37,8 @@ class Finding:
     level: str
     location: str
     what: str
-    why: str
-    do: str
+    consequence: str
+    hint: str
     fix: str | None = None
     check: str = ""
     command: str | None = None

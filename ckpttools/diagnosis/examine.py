@@ -43,13 +43,13 @@ class Refusal:
     Attributes:
         location: The file or directory.
         what: Why the fix was not safe or not possible.
-        do: The next step.
+        hint: The next step.
         exit_code: The exit code of the error.
     """
 
     location: str
     what: str
-    do: str
+    hint: str
     exit_code: int
 
 
@@ -59,12 +59,13 @@ class Diagnosis(Tabular):
 
     Attributes:
         path: The examined path.
-        healthy: Whether no errors were found; `values_read` and `compared` tell what was examined.
-        looked_at: Examined objects, such as "2 steps" or "1 item".
+        healthy: Whether no errors were found; `values_read` and `checksums_compared` tell what was examined.
+        examined: Examined objects, such as "2 steps" or "1 item".
         findings: The findings, errors first.
-        fixed: Changes made by the requested fixes.
-        refused: Locations at which a requested fix was not applied.
-        compared: Whether data was compared with the checksums in its files; None if there are no checksums.
+        applied_fixes: Changes made by the requested fixes.
+        refused_fixes: Locations at which a requested fix was not applied.
+        checksums_compared: Whether data was compared with the checksums in its files; None if there are no
+            checksums.
         values_read: Whether the values of all arrays were read; values of unfinished saves are never read.
     """
 
@@ -72,17 +73,17 @@ class Diagnosis(Tabular):
 
     path: str
     healthy: bool
-    looked_at: tuple[str, ...]
+    examined: tuple[str, ...]
     findings: tuple[Finding, ...]
-    fixed: tuple[str, ...] = ()
-    refused: tuple[Refusal, ...] = ()
-    compared: bool | None = None
+    applied_fixes: tuple[str, ...] = ()
+    refused_fixes: tuple[Refusal, ...] = ()
+    checksums_compared: bool | None = None
     values_read: bool = False
 
     def __repr__(self) -> str:
         """Return the verdict, the findings and the fixes as text."""
-        lines = [f"fixed: {item}" for item in self.fixed]
-        lines += [f"refused: {item.location}: {item.what}" for item in self.refused]
+        lines = [f"fixed: {item}" for item in self.applied_fixes]
+        lines += [f"refused: {item.location}: {item.what}" for item in self.refused_fixes]
         lines += [
             f"{finding.level}: {finding.location}: {finding.what} [{finding.check}]"
             for finding in self.findings
@@ -94,7 +95,7 @@ class Diagnosis(Tabular):
     @property
     def exit_code(self) -> int:
         """Exit code: that of the first refusal; otherwise 1 for errors, and 0 if there are none."""
-        return self.refused[0].exit_code if self.refused else int(not self.healthy)
+        return self.refused_fixes[0].exit_code if self.refused_fixes else int(not self.healthy)
 
 
 @cache
@@ -169,7 +170,7 @@ def examine(
         healthy,
         tuple(_count_inventory(inventory)),
         tuple(ordered),
-        compared=compared,
+        checksums_compared=compared,
         values_read=values is not None and not has_unfinished,
     )
 
@@ -278,7 +279,7 @@ def apply_fixes(
         raise _combined_error(names, refused)
     after = examine(path, read, reading, values) if path.lexists() else Diagnosis(str(path), True, (), ())
     refusals = tuple(_refusal(location, error) for location, error in refused.items())
-    return replace(after, fixed=tuple(done), refused=refusals)
+    return replace(after, applied_fixes=tuple(done), refused_fixes=refusals)
 
 
 def _apply_everywhere(

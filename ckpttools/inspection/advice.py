@@ -43,9 +43,9 @@ def _select_by_chunks(report: ChunksReport, rule: Callable[[int, int], bool]) ->
     return [
         array
         for array in report.arrays
-        if array.piece_shape is not None
-        and array.piece_nbytes
-        and rule(prod(grid_shape(array.shape, array.piece_shape)), array.piece_nbytes)
+        if array.min_read_shape is not None
+        and array.min_read_nbytes
+        and rule(prod(grid_shape(array.shape, array.min_read_shape)), array.min_read_nbytes)
     ]
 
 
@@ -68,7 +68,7 @@ def _missing_advice(report: ChunksReport) -> Iterator[Advice]:
 
 
 def _lost_advice(report: ChunksReport) -> Iterator[Advice]:
-    result = [file for file in report.files if file.lost]
+    result = [file for file in report.files if file.missing_nbytes]
     if result:
         first, more = result[0], f" and {len(result) - 1} more" if len(result) > 1 else ""
         state = "does not exist" if first.kind == "missing" else f"has only {first.nbytes:,} bytes"
@@ -98,7 +98,7 @@ def _over_read_advice(report: ChunksReport) -> Iterator[Advice]:
     result = [
         array
         for array in report.arrays
-        if array.reads and array.reads.over_read >= _OVER_READ and array.piece_nbytes > _MIN_RECHUNK_BYTES
+        if array.reads and array.reads.over_read >= _OVER_READ and array.min_read_nbytes > _MIN_RECHUNK_BYTES
     ]
     text = (
         f"with this sharding {loading.over_read:.1f} bytes are fetched for each one that is needed: "
@@ -108,13 +108,13 @@ def _over_read_advice(report: ChunksReport) -> Iterator[Advice]:
 
 
 def _uneven(report: ChunksReport) -> Iterator[Advice]:
-    result = [array for array in report.arrays if array.reads and array.reads.uneven]
+    result = [array for array in report.arrays if array.reads and array.reads.is_uneven]
     text = "an axis of these cannot be divided into equal shards, as JAX requires, so devices get all of it"
     yield from _about("does not divide", result, text, None)
 
 
 def _uncut(report: ChunksReport) -> Iterator[Advice]:
-    if report.loading and report.loading.cuts_nothing:
+    if report.loading and report.loading.has_no_effect:
         text = f"{report.loading.spec} does not partition these arrays: every device gets full copies"
         yield Advice("replicated", (), text, None)
 
@@ -123,7 +123,7 @@ def _short_runs(report: ChunksReport) -> Iterator[Advice]:
     result = [
         array
         for array in report.arrays
-        if array.piece_shape is None
+        if array.min_read_shape is None
         and array.reads
         and array.reads.reads > 1
         and array.reads.needed // array.reads.reads < 16 * 1024
@@ -143,7 +143,7 @@ def _fine(report: ChunksReport) -> Iterator[Advice]:
 
 
 def _compression_advice(report: ChunksReport) -> Iterator[Advice]:
-    result = [array for array in report.arrays if array.compressed]
+    result = [array for array in report.arrays if array.is_compressed]
     stored = sum(item.stored_nbytes for item in result)
     nbytes = sum(item.nbytes for item in result)
     if stored < _LARGE:
@@ -156,7 +156,7 @@ def _compression_advice(report: ChunksReport) -> Iterator[Advice]:
 
 
 def _transpose_advice(report: ChunksReport) -> Iterator[Advice]:
-    result = [array for array in report.arrays if array.transposed]
+    result = [array for array in report.arrays if array.is_transposed]
     if sum(item.stored_nbytes for item in result) < _LARGE:
         return
     text = "loading these transposes them: 0.4 GB/s, against 1.4 GB/s from plain C order"
@@ -173,7 +173,7 @@ def _many_files_advice(report: ChunksReport) -> Iterator[Advice]:
 def _dead(report: ChunksReport) -> Iterator[Advice]:
     # Data of a shared file that only its other names use takes no space of this checkpoint.
     own = [file for file in report.files if file.kind != "other" and file.links == 1]
-    dead, total = sum(file.dead for file in own), sum(file.nbytes for file in own)
+    dead, total = sum(file.unreferenced_nbytes for file in own), sum(file.nbytes for file in own)
     if dead >= _LARGE and dead >= _DEAD_SHARE * total:
         share = f"{100 * dead / total:.0f} %"
         text = f"{share} of the data files belongs to no array: gaps, or data that was overwritten"

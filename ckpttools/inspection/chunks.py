@@ -38,13 +38,13 @@ class FileChunks:
     name: str
     kind: str
     nbytes: int
-    live: int
-    index: int
-    dead: int
+    referenced_nbytes: int
+    index_nbytes: int
+    unreferenced_nbytes: int
     arrays: int
     chunks: int
     links: int
-    lost: int
+    missing_nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +57,11 @@ class ArrayChunks:
         stored_nbytes: Size on disk, in bytes.
         ratio: `nbytes / stored_nbytes`; None if nothing is stored.
         chunk_shape: Shape of a chunk; the array's shape if it is not divided.
-        piece_shape: Shape of the smallest part that can be fetched: a chunk, or an inner chunk of a shard;
+        min_read_shape: Shape of the smallest part that can be fetched: a chunk, or an inner chunk of a shard;
             None if any range can be fetched.
-        piece_nbytes: Size of such a part in memory, in bytes.
+        min_read_nbytes: Size of such a part in memory, in bytes.
         codecs: Codecs of these parts; empty for plain C order.
-        compressed, transposed: Whether a codec compresses the data or changes the order of axes.
+        is_compressed, is_transposed: Whether a codec compresses the data or changes the order of axes.
         num_chunks, missing_chunks: Number of chunks in the grid, and of those that are not stored.
         reads: Reads by devices; None without a mesh.
     """
@@ -73,11 +73,11 @@ class ArrayChunks:
     stored_nbytes: int
     ratio: float | None
     chunk_shape: tuple[int, ...]
-    piece_shape: tuple[int, ...] | None
-    piece_nbytes: int
+    min_read_shape: tuple[int, ...] | None
+    min_read_nbytes: int
     codecs: tuple[str, ...]
-    compressed: bool
-    transposed: bool
+    is_compressed: bool
+    is_transposed: bool
     num_chunks: int
     missing_chunks: int
     reads: PredictedReads | None = None
@@ -92,7 +92,7 @@ class LoadCost:
         spec: The spec as the user wrote it.
         reads, needed, fetched: Reads, needed bytes and fetched bytes of the device with the most of each.
         total_needed, total_fetched, over_read: See `ckpttools.inspection.chunks.PredictedReads`.
-        cuts_nothing: Whether the spec partitions axes that no array has.
+        has_no_effect: Whether the spec partitions axes that no array has.
     """
 
     mesh: dict[str, int]
@@ -103,7 +103,7 @@ class LoadCost:
     total_needed: int
     total_fetched: int
     over_read: float
-    cuts_nothing: bool
+    has_no_effect: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class ChunksReport(Tabular):
         format: Name of the format.
         indexes: Current OCDBT manifests; several if the processes of a save were not merged.
         num_arrays, num_chunks, missing_chunks, nbytes, stored_nbytes: Totals of `arrays`.
-        dead_nbytes: Unused bytes of all files.
+        unreferenced_nbytes: Unused bytes of all files.
         loading: Reads of the given mesh; None without a mesh.
         processes: Reads of processes that load together with `ckpttools.load`, if requested.
         arrays: Arrays that match the pattern.
@@ -148,7 +148,7 @@ class ChunksReport(Tabular):
     missing_chunks: int
     nbytes: int
     stored_nbytes: int
-    dead_nbytes: int
+    unreferenced_nbytes: int
     loading: LoadCost | None
     arrays: tuple[ArrayChunks, ...]
     files: tuple[FileChunks, ...]
@@ -193,7 +193,7 @@ def inspect_chunks(
         missing_chunks=sum(array.missing_chunks for array in arrays),
         nbytes=sum(array.nbytes for array in arrays),
         stored_nbytes=sum(array.stored_nbytes for array in arrays),
-        dead_nbytes=sum(file.dead for file in storage.files),
+        unreferenced_nbytes=sum(file.unreferenced_nbytes for file in storage.files),
         loading=_predict_load(arrays, mesh, spec),
         arrays=arrays,
         files=tuple(map(_file, storage.files)),
@@ -228,11 +228,11 @@ def _array(
         stored_nbytes=array.nbytes,
         ratio=nbytes / array.nbytes if array.nbytes else None,
         chunk_shape=array.chunk,
-        piece_shape=array.piece,
-        piece_nbytes=prod(piece) * array.dtype.itemsize,
+        min_read_shape=array.piece,
+        min_read_nbytes=prod(piece) * array.dtype.itemsize,
         codecs=array.codecs,
-        compressed=array.compressed,
-        transposed=array.transposed,
+        is_compressed=array.compressed,
+        is_transposed=array.transposed,
         num_chunks=array.chunks,
         missing_chunks=array.missing,
         reads=predict(array, mesh, spec, axis) if mesh and spec else None,
@@ -256,7 +256,8 @@ def _predict_load(
         total_needed=total.total_needed,
         total_fetched=total.total_fetched,
         over_read=total.over_read,
-        cuts_nothing=has_spec and not any(read.uneven or prod(read.cut) > 1 for read in reads),
+        has_no_effect=has_spec
+        and not any(read.is_uneven or prod(read.shards_per_axis) > 1 for read in reads),
     )
 
 
@@ -273,8 +274,9 @@ class PredictedReads:
     """Predicted reads of one or more arrays.
 
     Attributes:
-        cut: Number of parts along each axis of the array; all 1 if every device needs the full array.
-        uneven: Whether an axis cannot be divided into equal shards, as JAX requires, and is therefore not
+        shards_per_axis: Number of parts along each axis of the array; all 1 if every device needs the full
+            array.
+        is_uneven: Whether an axis cannot be divided into equal shards, as JAX requires, and is therefore not
             partitioned.
         reads: Number of reads of the device that makes the most.
         needed: Bytes in memory of one device's shard.
@@ -283,8 +285,8 @@ class PredictedReads:
             over-read.
     """
 
-    cut: Shape
-    uneven: bool
+    shards_per_axis: Shape
+    is_uneven: bool
     reads: int
     needed: int
     fetched: int
@@ -335,8 +337,8 @@ def _predict_by_pieces(
     copies = devices // prod(cut)
     needed = prod(shard) * itemsize
     return PredictedReads(
-        cut=cut,
-        uneven=cut != expected,
+        shards_per_axis=cut,
+        is_uneven=cut != expected,
         reads=limit + _index_reads(array, piece, shard, cut),
         needed=needed,
         fetched=limit * array.nbytes // present_chunks,
@@ -362,7 +364,7 @@ def total_reads(parts: Sequence[PredictedReads]) -> PredictedReads:
     """Return the totals of several arrays; `cut` is empty, because each array has its own."""
     return PredictedReads(
         (),
-        any(part.uneven for part in parts),
+        any(part.is_uneven for part in parts),
         *(sum(getattr(part, name) for part in parts) for name in ("reads", "needed", "fetched")),
         *(sum(getattr(part, name) for part in parts) for name in ("total_needed", "total_fetched")),
     )

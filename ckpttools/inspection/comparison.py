@@ -23,12 +23,12 @@ class ArraySpec:
 
 @dataclass(frozen=True, slots=True)
 class Different:
-    """An array that differs from its expected state. `why` states what requires that state, if known."""
+    """An array that differs from its expected state. `reason` states what requires that state, if known."""
 
     path: str
     got: ArraySpec
     expected: ArraySpec
-    why: str | None = None
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

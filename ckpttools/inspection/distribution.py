@@ -49,20 +49,20 @@ class Distribution:
     """The distribution of an array's finite elements.
 
     Attributes:
-        zeros: Number of elements below 2**`least`; the statistics have the number of exact zeros.
-        least: Smallest exponent that is distinguished from zero: that of the dtype's smallest magnitude; -133
-            for float32, -1026 for dtypes converted to float64.
+        zeros: Number of elements below 2**`min_exponent`; the statistics have the number of exact zeros.
+        min_exponent: Smallest exponent that is distinguished from zero: that of the dtype's smallest
+            magnitude; -133 for float32, -1026 for dtypes converted to float64.
         bins: Bins of the other elements, smallest magnitudes first; empty bins are left out.
         quantiles: For each fraction, the smallest element that this fraction of the elements does not exceed.
-        exact: Whether the quantiles are elements; otherwise they are midpoints of patterns with the same
+        is_exact: Whether the quantiles are elements; otherwise they are midpoints of patterns with the same
             first bits.
     """
 
     zeros: int
-    least: int
+    min_exponent: int
     bins: tuple[Bin, ...]
     quantiles: Mapping[float, float]
-    exact: bool
+    is_exact: bool
 
     def _repr_html_(self) -> str:
         """Draw the bins from large negative to large positive magnitudes, with the zeros between them."""

@@ -33,20 +33,21 @@ class Branch:
     Attributes:
         name: Key, or pattern such as `layers_{0..31}`; keys without siblings are joined.
         array: The array at this path, the first one if several are folded; None if there is no array.
-        times: Number of subtrees in this line, including those of folded parents.
-        count: Number of arrays here and below, counting all repetitions, including those of folded parents.
+        num_subtrees: Number of subtrees in this line, including those of folded parents.
+        num_arrays: Number of arrays here and below, counting all repetitions, including those of folded
+            parents.
         num_elements, nbytes: Totals of these arrays.
-        share: Fraction of all bytes in these arrays, from 0 to 1.
+        fraction: Fraction of all bytes in these arrays, from 0 to 1.
         children: Children of one of the siblings.
     """
 
     name: str
     array: ArrayReport | None
-    times: int
-    count: int
+    num_subtrees: int
+    num_arrays: int
     num_elements: int
     nbytes: int
-    share: float
+    fraction: float
     children: tuple[Branch, ...]
 
 

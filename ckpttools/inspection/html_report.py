@@ -132,7 +132,7 @@ def _histogram(zeros: int, spread: Distribution) -> dict[str, Any]:
     return {
         "zeros": zeros,
         "tiny": spread.zeros - zeros,
-        "minExponent": spread.least,
+        "minExponent": spread.min_exponent,
         "bins": [[item.exponent, item.negative, item.positive] for item in spread.bins],
         "quantiles": [[share, _short(value)] for share, value in spread.quantiles.items()],
     }

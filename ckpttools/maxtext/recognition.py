@@ -213,22 +213,22 @@ class FamilyGuess:
     Attributes:
         name: The name of the family.
         side: The kind of names that were compared.
-        named: Whether the configuration's `model_type` belongs to the family.
-        matched, expected: The number of existing required names, and the number of all required names; layers
-            count once.
+        matches_model_type: Whether the configuration's `model_type` belongs to the family.
+        num_matched, num_expected: The number of existing required names, and the number of all required
+            names; layers count once.
         missing: The missing required names, as key templates.
-        others: The names without a template in the family, grouped by form.
-        num_others: The number of arrays with such names.
+        unmatched: The names without a template in the family, grouped by form.
+        num_unmatched: The number of arrays with such names.
     """
 
     name: str
     side: NameSide
-    named: bool
-    matched: int
-    expected: int
+    matches_model_type: bool
+    num_matched: int
+    num_expected: int
     missing: tuple[str, ...]
-    others: tuple[str, ...]
-    num_others: int
+    unmatched: tuple[str, ...]
+    num_unmatched: int
 
 
 def guess_families(tree: Tree, among: Iterable[Family] | None = None) -> tuple[FamilyGuess, ...]:
@@ -254,7 +254,7 @@ def guess_families(tree: Tree, among: Iterable[Family] | None = None) -> tuple[F
 def families_with_names_of(tree: Tree) -> list[str]:
     """Return the names of the families that match the tree's names exactly."""
     result = guess_families(tree)
-    return [item.name for item in result if item.matched == item.expected and not item.num_others]
+    return [item.name for item in result if item.num_matched == item.num_expected and not item.num_unmatched]
 
 
 class UnownedArrays(NamedTuple):
@@ -494,12 +494,12 @@ class FamilyFit:
         return FamilyGuess(
             name=self.keys.family.name,
             side=side,
-            named=self.named,
-            matched=self.matched,
-            expected=len(self.required),
+            matches_model_type=self.named,
+            num_matched=self.matched,
+            num_expected=len(self.required),
             missing=self.missing,
-            others=tuple(fold_lines(others)),
-            num_others=len(others),
+            unmatched=tuple(fold_lines(others)),
+            num_unmatched=len(others),
         )
 
 

@@ -487,7 +487,7 @@ def bind_family(
 def _refuse_scanned(family: Family, table: Table) -> None:
     """Raise an error if MaxText does not scan such layers; see `Family.refuse_scanned`."""
     has_towers = any(table.flags[tower].value for tower in family.towers)
-    alone = "" if family.never_scanned else f"; {option('text_only', True)} leaves the towers out"
+    alone = "" if family.no_scan_reason else f"; {option('text_only', True)} leaves the towers out"
     hint = (
         f"{option('scan', False)} keeps them unscanned, and MaxText runs them with scan_layers=false{alone}"
     )

@@ -174,7 +174,7 @@ class SaveInterval:
         young_seconds, best_seconds: The best training time between two saves, to first order and exactly.
         steps: The planned interval in steps; None if the time of a step is unknown.
         seconds: The planned interval in seconds; the best interval if steps are unknown.
-        lost: The fraction of time that is lost with this interval.
+        lost_fraction: The fraction of time that is lost with this interval.
     """
 
     tier: str
@@ -184,7 +184,7 @@ class SaveInterval:
     best_seconds: float
     steps: int | None
     seconds: float
-    lost: float
+    lost_fraction: float
 
     @classmethod
     def of(
@@ -316,10 +316,10 @@ def find_refusals(
     """
     # Other commands for runs import this module for its options, so they must not import MaxText's settings.
     from ckpttools.maxtext.config.run_settings import read_settings
-    from ckpttools.maxtext.config.setting_kinds import find_mistakes
+    from ckpttools.maxtext.config.setting_kinds import find_invalid_settings
     from ckpttools.maxtext.versions import NEWEST
 
-    mistakes = list(find_mistakes(read_settings(list(settings)).declared, NEWEST)) if settings else []
+    mistakes = list(find_invalid_settings(read_settings(list(settings)).declared, NEWEST)) if settings else []
     yield from (f"{item.name}={item.declared}: {item.reason}" for item in mistakes)
     if not mistakes:
         in_file = (

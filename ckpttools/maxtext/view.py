@@ -73,12 +73,12 @@ class Optimizer:
     Attributes:
         name: "adamw" for optax's chain, "adam_pax" for Pax's flat state.
         moments: The paths that mirror the parameters, such as "opt_state/0/mu".
-        mirrored: Whether all moments have the shapes of the parameters.
+        matches_parameters: Whether all moments have the shapes of the parameters.
     """
 
     name: OptimizerName
     moments: tuple[str, ...] = ()
-    mirrored: bool = True
+    matches_parameters: bool = True
 
 
 def optimizer_of(

@@ -225,7 +225,7 @@ class Family:
         spellings: How files spell the rows' Hugging Face keys; the first is the default for writing.
         maxtext_vocab: Vocabulary of released models -> vocabulary in MaxText's own configuration.
         hints: Pattern of Hugging Face keys -> hint for files with such keys.
-        never_scanned: Why MaxText cannot scan the layers; empty if it can.
+        no_scan_reason: Why MaxText cannot scan the layers; empty if it can.
         unscanned_with_towers: Why MaxText can scan the layers only without towers; empty if towers do not
             matter.
         others: Family name -> the rule by which a model of these types belongs to that family.
@@ -249,7 +249,7 @@ class Family:
     maxtext_vocab: Mapping[int, int] = field(default_factory=dict)
     hints: Mapping[str, str] = field(default_factory=dict)
     settings: SettingRules = field(default_factory=SettingRules)
-    never_scanned: str = ""
+    no_scan_reason: str = ""
     unscanned_with_towers: str = ""
     others: Mapping[str, FlagRule] = field(default_factory=dict)
 
@@ -263,7 +263,7 @@ class Family:
             UsageError: This family cannot be scanned, or cannot be scanned with towers. The error has the
                 hint.
         """
-        reason = self.never_scanned or (self.unscanned_with_towers if has_towers else "")
+        reason = self.no_scan_reason or (self.unscanned_with_towers if has_towers else "")
         if reason:
             raise UsageError(f"MaxText does not scan the layers of family {self.name}: {reason}", hint=hint)
 

@@ -140,7 +140,7 @@ def _family_readers(sets: Sets) -> dict[str, Reader]:
         "constants": mapping(length),
         "flags": mapping(_flag),
         "others": mapping(_flag),
-        "never_scanned": text,
+        "no_scan_reason": text,
         "unscanned_with_towers": text,
         "dropped": list_of(text),
         "left_out": list_of(_key),

@@ -136,7 +136,7 @@ FAMILY = Family(
         "audio": UnsupportedPart(("model.audio_tower.*", "model.embed_audio.*")),
     },
     spellings=(Spelling(INTERNAL, name="transformers"), Spelling(model_types=("gemma4_text",), name="text")),
-    never_scanned="layers share keys and values across the blocks that a scan would merge",
+    no_scan_reason="layers share keys and values across the blocks that a scan would merge",
     settings=SettingRules(
         """
     model_name:                  "gemma4-e2b", if flag.fives

@@ -32,13 +32,13 @@ class ValueSummary:
 
     Attributes:
         op: The op as text, such as "scale head_dim -0.5".
-        exact: Whether the reverse conversion restores the bits of bfloat16 values for all model sizes.
+        is_exact: Whether the reverse conversion restores the bits of bfloat16 values for all model sizes.
         reason: When bits are not restored, or for which values they are.
         rows: Names in MaxText, below the prefix of the layers.
     """
 
     op: str
-    exact: bool
+    is_exact: bool
     reason: str
     rows: tuple[str, ...]
 
@@ -51,7 +51,7 @@ class FamilySummary:
         name, model_types, models: As for `Family`.
         directions: Commands that convert such models.
         layers: Groups of layers; each may be scanned on axis 0 or 1, or unscanned.
-        never_scanned: As for `Family`.
+        no_scan_reason: As for `Family`.
         values: Ops that change values; without any, the round trip is exact.
     """
 
@@ -61,7 +61,7 @@ class FamilySummary:
     directions: tuple[str, ...]
     layers: tuple[GroupSummary, ...]
     values: tuple[ValueSummary, ...]
-    never_scanned: str
+    no_scan_reason: str
 
     def __repr__(self) -> str:
         return f"<FamilySummary {self.name}: {', '.join(self.model_types)}>"
@@ -73,7 +73,7 @@ def summary(family: Family) -> FamilySummary:
         GroupSummary(layer.right, layer.left, layer.scanned, layer.stacked) for layer in family.layers
     )
     identity = family.name, family.model_types, family.models
-    return FamilySummary(*identity, DIRECTIONS, groups, _values(family), family.never_scanned)
+    return FamilySummary(*identity, DIRECTIONS, groups, _values(family), family.no_scan_reason)
 
 
 def _values(family: Family) -> tuple[ValueSummary, ...]:

@@ -33,7 +33,7 @@ def family_to_toml(family: Family) -> str:
                 "models": family.models,
                 "dropped": family.dropped,
                 "left_out": family.left_out,
-                "never_scanned": family.never_scanned,
+                "no_scan_reason": family.no_scan_reason,
                 "unscanned_with_towers": family.unscanned_with_towers,
                 "towers": family.towers,
             }

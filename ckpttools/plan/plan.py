@@ -169,7 +169,7 @@ class Plan:
         return sum(reference.nbytes for reference in self.layout.referenced)
 
     @property
-    def bytes_dead(self) -> int:
+    def bytes_unreferenced(self) -> int:
         """Bytes of the referenced files that the destination keeps but does not use."""
         used = sum(stop - start for parts in self.layout.used.values() for start, stop in parts)
         return sum(source.size for source in self.layout.links.values()) - used
@@ -183,14 +183,14 @@ class Plan:
     def raw_remarks(self) -> tuple[str, ...]:
         """The remarks with unrendered terms."""
         remarks = (*self.notes.remarks, *self.layout.remarks)
-        if not self.bytes_dead > _MIN_REMARK_FRACTION * self.bytes_referenced:
+        if not self.bytes_unreferenced > _MIN_REMARK_FRACTION * self.bytes_referenced:
             return remarks
         destination, read = location("destination"), location("source")
         return (
             *remarks,
-            f"{destination} shares files with {read}: {self.bytes_dead:,} bytes in them are unused in "
-            f"{destination}, and take space until both are deleted; {option('reference', False)} copies the "
-            "needed bytes instead",
+            f"{destination} shares files with {read}: {self.bytes_unreferenced:,} bytes in them are unused "
+            f"in {destination}, and take space until both are deleted; {option('reference', False)} copies "
+            "the needed bytes instead",
         )
 
     @property

@@ -81,16 +81,16 @@ class Quantization:
     Attributes:
         method: The `quant_method` of the configuration; None if it does not mention quantization.
         scheme: The description in the configuration or, without one, the stored dtypes and scales.
-        modules: Number of modules with quantized weights.
-        weights: Number of quantized weights; a module may have several, such as experts.
-        without_scales: Number of weights whose scales are missing.
+        num_modules: Number of modules with quantized weights.
+        num_weights: Number of quantized weights; a module may have several, such as experts.
+        num_without_scales: Number of weights whose scales are missing.
     """
 
     method: str | None
     scheme: str
-    modules: int
-    weights: int
-    without_scales: int
+    num_modules: int
+    num_weights: int
+    num_without_scales: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,9 +254,9 @@ class QuantizedView:
         return Quantization(
             method=str(method) if method else None,
             scheme=self.scheme or "; ".join(dict.fromkeys(kinds)),
-            modules=len({split_name(weight.name)[0] for weight in weights}),
-            weights=len(weights),
-            without_scales=sum(weight.is_bare for weight in weights),
+            num_modules=len({split_name(weight.name)[0] for weight in weights}),
+            num_weights=len(weights),
+            num_without_scales=sum(weight.is_bare for weight in weights),
         )
 
     def dequantized(self, dtype: DType | None = None, like: Like = "float32") -> DequantizedTree:

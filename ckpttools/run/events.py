@@ -84,7 +84,7 @@ class Receipt:
         seconds: Wall time of this run without planning.
         peak_bytes: Peak resident memory; None if the system does not report it.
         bytes_referenced: Bytes of chunks that are shared with the source files instead of being copied.
-        bytes_dead: Other bytes in the shared files.
+        bytes_unreferenced: Other bytes in the shared files.
         bytes_unlinked: Referenced bytes that were copied because the store refused links.
         source: Absolute location of the source, with the commit for models on the Hub; "" if unknown.
         counts: Number of values that could not be kept, by array and outcome (see
@@ -106,7 +106,7 @@ class Receipt:
     seconds: float
     peak_bytes: int | None
     bytes_referenced: int = 0
-    bytes_dead: int = 0
+    bytes_unreferenced: int = 0
     bytes_unlinked: int = 0
     source: str = ""
     counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)

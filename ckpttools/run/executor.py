@@ -120,7 +120,7 @@ def execute(
         seconds=time.monotonic() - started,
         peak_bytes=peak_bytes(done.forked),
         bytes_referenced=plan.bytes_referenced,
-        bytes_dead=plan.bytes_dead,
+        bytes_unreferenced=plan.bytes_unreferenced,
         bytes_unlinked=done.unlinked,
         source=purpose.source,
         counts=drop_error_counts(done.counts),

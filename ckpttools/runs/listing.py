@@ -62,7 +62,7 @@ class ItemListing:
         arrays: Number of arrays in a tree.
         nbytes: Total size of the arrays, in bytes.
         missing_chunks: Number of missing chunks. Each host stores only a part of an emergency checkpoint.
-        is_state: Whether training can resume from the item: it has optimizer state, even if that has no
+        is_resumable: Whether training can resume from the item: it has optimizer state, even if that has no
             arrays.
     """
 
@@ -71,7 +71,7 @@ class ItemListing:
     arrays: int = 0
     nbytes: int = 0
     missing_chunks: int = 0
-    is_state: bool = False
+    is_resumable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +84,11 @@ class StepListing:
         items: Items in the step.
         nbytes: Bytes of all files, counting each file once.
         own_bytes: Bytes of files without links elsewhere, which deleting the step would free.
-        saved: Time when the step was finished or last changed, in seconds since 1970; None if unknown.
-        unfinished: Why the step is not a finished save; None if it is finished.
+        saved_at: Time when the step was finished or last changed, in seconds since 1970; None if unknown.
+        unfinished_reason: Why the step is not a finished save; None if it is finished.
         metrics: Metrics stored next to the trees; None if there are none.
-        deleting: Name of an item that is being deleted; None if there is none.
-        is_damaged: Whether the step was saved completely but has lost data since; see `unfinished`.
+        item_being_deleted: Name of an item that is being deleted; None if there is none.
+        is_damaged: Whether the step was saved completely but has lost data since; see `unfinished_reason`.
     """
 
     step: int
@@ -96,10 +96,10 @@ class StepListing:
     items: tuple[ItemListing, ...]
     nbytes: int
     own_bytes: int
-    saved: float | None
-    unfinished: str | None = None
+    saved_at: float | None
+    unfinished_reason: str | None = None
     metrics: Mapping[str, float] | None = None
-    deleting: str | None = None
+    item_being_deleted: str | None = None
     is_damaged: bool = False
 
     @property
@@ -127,11 +127,11 @@ class RunListing(Tabular):
         path: Directory that contains the steps.
         steps: The steps in order.
         latest: The step that Orbax considers the latest, or that `tracker` names; None if there is none.
-        resumes: `latest`, if a restarted run resumes from it; otherwise None.
+        resume_step: `latest`, if a restarted run resumes from it; otherwise None.
         resume_item: Name of the tree in `latest` that MaxText loads; None if no tree has that name.
         blocked_by: Why a restarted run does not resume from `latest`; "" if it does, or if there is no step.
         skipped: Entries that look like later steps, with the reason why Orbax does not list them.
-        beside: Names of other files and directories.
+        other_entries: Names of other files and directories.
         tracker: Name of the file in which a PyTorch trainer records `latest`; "" if there is none; None in
             runs of Orbax.
     """
@@ -141,20 +141,20 @@ class RunListing(Tabular):
     path: str
     steps: tuple[StepListing, ...]
     latest: int | None
-    resumes: int | None
+    resume_step: int | None
     resume_item: str | None
     blocked_by: str = ""
     skipped: Mapping[str, str] = field(default_factory=dict)
-    beside: tuple[str, ...] = ()
+    other_entries: tuple[str, ...] = ()
     tracker: str | None = None
 
     @property
     def finished(self) -> tuple[StepListing, ...]:
         """The finished steps."""
-        return tuple(step for step in self.steps if step.unfinished is None)
+        return tuple(step for step in self.steps if step.unfinished_reason is None)
 
     def __repr__(self) -> str:
-        taken = "" if self.resumes is None else f", {self.resumes} would be resumed"
+        taken = "" if self.resume_step is None else f", {self.resume_step} would be resumed"
         steps = f"{plural(len(self.steps), 'step')}, {len(self.finished):,} finished"
         return f"<RunListing of {self.path}: {steps}{taken}>"
 
@@ -343,13 +343,13 @@ def _resumed_item(step: Step) -> str | None:
 def _resume_obstacle(latest: Step, item: str | None, steps: Sequence[StepListing]) -> str:
     """Return why a run does not resume from a step; "" if it does."""
     latest_listing = next((step for step in steps if step.name == latest.path.name), None)
-    if latest_listing is None or latest_listing.unfinished is not None:
+    if latest_listing is None or latest_listing.unfinished_reason is not None:
         return "which Orbax considers finished although it is not: loading it fails"
     if latest_listing.missing_chunks:
         is_part = any(is_part_of_a_host(entry.directory) for entry in latest.items)
         others = f": this is one host's part, and {action('assemble')} assembles those of all hosts"
         return f"which lacks {plural(latest_listing.missing_chunks, 'chunk')} here{others if is_part else ''}"
-    states = [entry.name for entry in latest_listing.items if entry.is_state]
+    states = [entry.name for entry in latest_listing.items if entry.is_resumable]
     if states and item not in (None, *states):
         return f"whose optimizer state is in {sample_names(states)}: MaxText restores only {item}"
     if not states:

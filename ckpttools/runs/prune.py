@@ -27,29 +27,29 @@ from ckpttools.stores.base import DirEntry
 from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.location import Location
 
-Fate = Literal["kept", "stripped", "deleted", "left alone"]
+Outcome = Literal["kept", "stripped", "deleted", "left alone"]
 _STEP_FILES = frozenset((CHECKPOINT_FILE, COMMIT_FILE, RECORD, V1_FILE))
 
 
 @dataclass(frozen=True, slots=True)
-class StepFate:
+class StepOutcome:
     """The outcome for one step.
 
     Attributes:
         step: Step number.
         name: Name of the directory.
-        fate: "kept", "stripped", "deleted" or "left alone".
-        why: Reason for the outcome.
+        outcome: "kept", "stripped", "deleted" or "left alone".
+        reason: Reason for the outcome.
         nbytes: Size of the files, in bytes.
-        frees: Bytes that deleting only this step would free.
+        freed_bytes: Bytes that deleting only this step would free.
     """
 
     step: int
     name: str
-    fate: Fate
-    why: str
+    outcome: Outcome
+    reason: str
     nbytes: int
-    frees: int = 0
+    freed_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -59,21 +59,22 @@ class PruneDecision:
     Attributes:
         run: The run with all of its steps.
         listing: The run's contents.
-        fates: Outcome for each step, in order.
+        outcomes: Outcome for each step, in order.
         fingerprints: Fingerprint of each step by name, which distinguishes it from a later step with the same
             name.
-        frees: Bytes that deleting all of these steps frees, including files that only these steps share.
+        freed_bytes: Bytes that deleting all of these steps frees, including files that only these steps
+            share.
     """
 
     run: OrbaxRun
     listing: RunListing
-    fates: tuple[StepFate, ...]
+    outcomes: tuple[StepOutcome, ...]
     fingerprints: Mapping[str, str]
-    frees: int
+    freed_bytes: int
 
-    def named(self, fate: Fate) -> list[str]:
+    def names_with(self, outcome: Outcome) -> list[str]:
         """Return the names of the steps with an outcome."""
-        return [item.name for item in self.fates if item.fate == fate]
+        return [item.name for item in self.outcomes if item.outcome == outcome]
 
 
 def decide(run: OrbaxRun, keep: Keep, strip_older: bool) -> PruneDecision:
@@ -103,33 +104,33 @@ def decide(run: OrbaxRun, keep: Keep, strip_older: bool) -> PruneDecision:
         last.setdefault(listing.latest, "the step that Orbax considers the latest")
     links = find_links_into(run.path)
 
-    def fate(each: StepListing) -> StepFate:
-        why = _incomplete_reason(each)
-        if each.step not in run.steps:
-            why = why or f"{_foreign_layout(run.path / each.name)}, which prune does not delete"
-        elif why is None and each.step > max(whole):
-            why = "it is later than the last finished step"
-        if why is not None:
-            return _make_fate(each, "left alone", why)
+    def decide_step(item: StepListing) -> StepOutcome:
+        reason = _incomplete_reason(item)
+        if item.step not in run.steps:
+            reason = reason or f"{_foreign_layout(run.path / item.name)}, which prune does not delete"
+        elif reason is None and item.step > max(whole):
+            reason = "it is later than the last finished step"
+        if reason is not None:
+            return _make_outcome(item, "left alone", reason)
         kept = (
-            *((last[each.step],) if each.step in last else ()),
-            *reasons[each.step],
+            *((last[item.step],) if item.step in last else ()),
+            *reasons[item.step],
         )
-        if kept and not (strip_older and each.step not in latest and each.step not in last):
-            return _make_fate(each, "kept", ", ".join(kept))
-        step = run.steps[each.step]
+        if kept and not (strip_older and item.step not in latest and item.step not in last):
+            return _make_outcome(item, "kept", ", ".join(kept))
+        step = run.steps[item.step]
         if obstacle := next(_find_obstacles(step, links), None):
-            return _make_fate(each, "kept" if kept else "left alone", obstacle)
+            return _make_outcome(item, "kept" if kept else "left alone", obstacle)
         if not kept:
-            return _make_fate(each, "deleted", "no rule keeps it", each.own_bytes)
-        if unfit := _strip_refusal(each):
-            return _make_fate(each, "kept", f"{', '.join(kept)}; {unfit}")
-        return _make_fate(each, "stripped", ", ".join(kept))
+            return _make_outcome(item, "deleted", "no rule keeps it", item.own_bytes)
+        if unfit := _strip_refusal(item):
+            return _make_outcome(item, "kept", f"{', '.join(kept)}; {unfit}")
+        return _make_outcome(item, "stripped", ", ".join(kept))
 
-    fates = tuple(map_concurrently(run.path.store, fate, listing.steps))
-    deleted = [run.path / item.name for item in fates if item.fate == "deleted"]
+    outcomes = tuple(map_concurrently(run.path.store, decide_step, listing.steps))
+    deleted = [run.path / item.name for item in outcomes if item.outcome == "deleted"]
     return PruneDecision(
-        run, listing, fates, dict(zip(names, prints, strict=True)), measure_usage(*deleted).own
+        run, listing, outcomes, dict(zip(names, prints, strict=True)), measure_usage(*deleted).own
     )
 
 
@@ -147,16 +148,16 @@ def _foreign_layout(step: Location) -> str:
     return f"it has the layout of Orbax before {TREE_FILE}" if step.is_dir() else "it is a file of Flax"
 
 
-def _make_fate(step: StepListing, fate: Fate, reason: str, frees: int = 0) -> StepFate:
-    return StepFate(step.step, step.name, fate, reason, step.nbytes, frees)
+def _make_outcome(step: StepListing, outcome: Outcome, reason: str, freed_bytes: int = 0) -> StepOutcome:
+    return StepOutcome(step.step, step.name, outcome, reason, step.nbytes, freed_bytes)
 
 
 def _incomplete_reason(step: StepListing) -> str | None:
     """Return why a step is not a finished save with a complete tree; None if it is."""
-    if step.unfinished is not None:
-        return step.unfinished
-    if step.deleting is not None:
-        return f"Orbax is deleting its item {step.deleting}, or was interrupted: retry that there"
+    if step.unfinished_reason is not None:
+        return step.unfinished_reason
+    if step.item_being_deleted is not None:
+        return f"Orbax is deleting its item {step.item_being_deleted}, or was interrupted: retry that there"
     trees = [item for item in step.items if item.arrays or item.kind == "unreadable"]
     if not trees:
         return "it has no tree"

@@ -44,7 +44,7 @@ def find_trainer_run(location: Location) -> RunListing | None:
     blocked_by = ""
     if latest is not None and latest not in known:
         blocked_by = "which does not exist here"
-    elif latest is not None and known[latest].unfinished is not None:
+    elif latest is not None and known[latest].unfinished_reason is not None:
         blocked_by = "which cannot be read"
     return RunListing(
         str(run),
@@ -53,7 +53,7 @@ def find_trainer_run(location: Location) -> RunListing | None:
         None if blocked_by else latest,
         None,
         blocked_by,
-        beside=tuple(entry.name for entry in run.entries() if entry.name not in names),
+        other_entries=tuple(entry.name for entry in run.entries() if entry.name not in names),
         tracker=tracker,
     )
 

@@ -29,9 +29,9 @@ class ProcessLoading:
         fetched: Bytes read if each process reads what its devices need.
         over_read: `fetched / needed`.
         max_over_read: Over-read of an array above which processes exchange what they have read.
-        exchanged: Number of arrays that processes exchange.
-        fetched_exchanging: Bytes that a process reads if arrays are exchanged.
-        broadcast: Number of arrays that several processes need and that one process reads with
+        num_exchanged: Number of arrays that processes exchange.
+        fetched_with_exchange: Bytes that a process reads if arrays are exchanged.
+        num_broadcast: Number of arrays that several processes need and that one process reads with
             `single_replica=True`.
         fetched_single_replica: Bytes read by a process that reads for others.
     """
@@ -42,9 +42,9 @@ class ProcessLoading:
     fetched: int
     over_read: float
     max_over_read: float
-    exchanged: int
-    fetched_exchanging: int
-    broadcast: int = 0
+    num_exchanged: int
+    fetched_with_exchange: int
+    num_broadcast: int = 0
     fetched_single_replica: int = 0
 
 
@@ -82,9 +82,9 @@ def process_loading(
         fetched=result.alone.fetched,
         over_read=result.alone.over_read,
         max_over_read=MAX_OVER_READ,
-        exchanged=result.exchanged,
-        fetched_exchanging=result.together.fetched,
-        broadcast=result.broadcast,
+        num_exchanged=result.exchanged,
+        fetched_with_exchange=result.together.fetched,
+        num_broadcast=result.broadcast,
         fetched_single_replica=result.single.fetched,
     )
 

@@ -222,7 +222,7 @@ class FormatTests:
             result = {item.path: (item.shape, item.dtype, item.missing) for item in storage.arrays}
             arrays = tree.arrays.items()
             assert result == {keystr(path): (array.shape, array.dtype, 0) for path, array in arrays}
-            assert all(file.kind != "missing" and file.dead >= 0 for file in storage.files)
+            assert all(file.kind != "missing" and file.unreferenced_nbytes >= 0 for file in storage.files)
 
     def _check_same_or_error(self, location: Location, tree: Tree) -> None:
         try:

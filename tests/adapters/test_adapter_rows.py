@@ -91,7 +91,7 @@ def adapter_of(base, random, names=None):
 
 def scans(family):
     """Return whether the layers of a family are stacked, as in MaxText."""
-    return not family.never_scanned
+    return not family.no_scan_reason
 
 
 @pytest.fixture(scope="module")

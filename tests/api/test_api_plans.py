@@ -68,7 +68,7 @@ class TestPlansFromPythonAndShell:
         assert repr(ckpttools.run_part(written.file, "0/2")).startswith(f"<PartReceipt 0/2 of {out}: ")
         status = ckpttools.plan_status(written.file)
         assert repr(status).startswith(f"<PlanStatus of {out}: stopped, ") and "1 done" in repr(status)
-        assert (status.count, status.not_begun) == (2, (1,))
+        assert (status.num_parts, status.not_started) == (2, (1,))
         ckpttools.run_part(written.file, "1/2")
         ckpttools.publish_plan(written.file)
         assert repr(ckpttools.publish_plan(written.file)).startswith(f"<Published {out}: complete since ")

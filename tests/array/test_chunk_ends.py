@@ -87,7 +87,7 @@ def test_git_lfs_pointers_are_faults(tmp_path, created):
     location, chunk = item(tmp_path, created)
     chunk.write_bytes(POINTER)
     (result,) = (finding for finding in examine(location).findings if finding.level == "error")
-    assert "Git LFS pointers" in result.what and "git lfs pull" in result.do
+    assert "Git LFS pointers" in result.what and "git lfs pull" in result.hint
 
 
 @pytest.mark.parametrize("name", sorted(TENSORSTORE.keys() - {"crc"}))

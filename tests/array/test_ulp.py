@@ -138,7 +138,7 @@ def test_values_beyond_the_coarser_dtype_differ(name: str, number: float, limit:
         result = deviation_in_float32((a, b), dtypes, Tolerances(ulp=1), Scratch(1 << 16))
         assert (result is None) == bool(beyond)
         wide = _measure_part(a, b, dtypes, Tolerances(ulp=1))
-        assert (wide.beyond, wide.max_ulp) == (beyond, None if beyond else 0)
+        assert (wide.num_exceeding, wide.max_ulp) == (beyond, None if beyond else 0)
 
 
 @pytest.mark.parametrize("bits", [0x7F80, 0xFF80, 0x7FC0])
@@ -160,7 +160,7 @@ def test_too_many_equal_differences_are_reported(monkeypatch: pytest.MonkeyPatch
     dtype = DTYPES["bfloat16"]
     a, b = (np.full(50, bits, np.uint16) for bits in (0x3F80, 0x3F81))
     assert deviation_in_float32((a, b), (dtype, dtype), EXACT, Scratch(1 << 16)) is None
-    assert deviation(a, b, (dtype, dtype)).differing == 50
+    assert deviation(a, b, (dtype, dtype)).num_differing == 50
 
 
 @pytest.mark.parametrize("names", list(itertools.product(IN_FLOAT32, IN_FLOAT32)))
@@ -169,4 +169,4 @@ def test_comparison_block_fits_the_scratch(names: tuple[str, str]):
     size = block_elements((one, other))
     a, b = np.full(size, 1, one.carrier), np.full(size, 2, other.carrier)
     result = deviation(a, b, (one, other), Tolerances(ulp=2), Scratch(SCRATCH_BYTES))
-    assert (result.differing, result.elements) == (size, size)
+    assert (result.num_differing, result.elements) == (size, size)

@@ -160,7 +160,7 @@ def test_lost_head_hint_downloads_it_first(broken, tmp_path):
     assert advice.index("download the file with lm_head.weight again") < advice.index("--tied")
     result = ckpttools.doctor(tmp_path / "hf").findings
     assert "download the file with lm_head.weight again" in next(
-        item.do for item in result if item.check == "coverage"
+        item.hint for item in result if item.check == "coverage"
     )
     built = ckpt("convert", "hf-to-maxtext", tmp_path / "hf", tmp_path / "made", "--tied", "materialize")
     assert built.exit_code == 0 and "is written as a copy of model.embed_tokens.weight" in " ".join(

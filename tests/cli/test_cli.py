@@ -189,7 +189,7 @@ class TestConvert:
             "bytes_resumed": 0,
             "bytes_referenced": 0,
             "bytes_unlinked": 0,
-            "bytes_dead": 0,
+            "bytes_unreferenced": 0,
             "counts": {},
             "errors": {},
             "traffic": {},
@@ -330,10 +330,10 @@ class TestDryRun:
             ],
             "dropped": [],
             "bytes_referenced": 0,
-            "bytes_dead": 0,
+            "bytes_unreferenced": 0,
             "links": {},
             "remarks": [],
-            "gain": None,
+            "mesh_reads": None,
         }
 
     def test_dropped_arrays_are_counted_and_named(self, llama: Path, tmp_path: Path):

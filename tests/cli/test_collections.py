@@ -125,7 +125,7 @@ def test_run_has_one_state_in_its_own_listing_and_in_that_of_its_parent(damage, 
         latest.rename(latest.with_name(f"{latest.name}.orbax-checkpoint-tmp"))
     (step,) = json.loads(succeed("ls", run, "--json").stdout)["steps"]
     expected = "complete"
-    if step["unfinished"] is not None:
+    if step["unfinished_reason"] is not None:
         expected = "damaged" if step["is_damaged"] else "unfinished"
     shutil.copytree(GOLDEN / "qwen3" / "hf", tmp_path / "model")
     members = json.loads(succeed("ls", tmp_path, "--json").stdout)["members"]

@@ -328,7 +328,7 @@ def test_documented_format_supports_all_commands(tmp_path):
         assert np.array_equal(np.load(one / f"{number}.npy"), array)
     result = json.loads(chunks["output"])["report"]
     assert [(item["path"], item["num_chunks"]) for item in result["arrays"]] == [("b", 1), ("a.w", 1)]
-    live = {item["name"]: item["live"] for item in result["files"]}
+    live = {item["name"]: item["referenced_nbytes"] for item in result["files"]}
     assert live == {"0.npy": 56, "1.npy": 48, "tree.json": 0}
     assert "1 checkpoint of npy" in healthy["output"]
     assert refused["code"] == 3
@@ -437,7 +437,7 @@ def test_documented_codec_plugin_works(tmp_path, lzma_codec, shards):
     assert np.array_equal(array.read(), truth)
     assert np.array_equal(array[2:7, 1:4], truth[2:7, 1:4])
     (result,) = ckpttools.chunks(tmp_path / "z").arrays
-    assert (result.codecs[0], result.compressed) == ("lzma:2", True)
+    assert (result.codecs[0], result.is_compressed) == ("lzma:2", True)
     assert ckpttools.doctor(tmp_path / "z").findings == ()
     chunk = next(path for path in sorted((tmp_path / "z" / "w" / "c").rglob("0")) if path.is_file())
     chunk.write_bytes(chunk.read_bytes()[:-1])

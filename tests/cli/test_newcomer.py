@@ -159,7 +159,7 @@ class TestDoctor:
         )
         assert (location / "7/items/manifest.ocdbt").is_file()
         assert (location / "7/items/commit_success.txt").is_file()
-        assert len(done["fixed"]) >= 2 and not done["refused"] and done["healthy"]
+        assert len(done["applied_fixes"]) >= 2 and not done["refused_fixes"] and done["healthy"]
         again = ckpt("doctor", location, "--fix", "merge", "--fix", "commit-marker")
         assert again.exit_code == 0 and "nothing here" in again.output
 
@@ -188,7 +188,10 @@ class TestDoctor:
         result = ckpt("doctor", location, "--fix", "commit-marker", "--json")
         assert result.exit_code == 3
         told = json.loads(result.stdout)
-        assert {Path(item["location"]) for item in told["refused"]} == {location / "0", location / "0/items"}
+        assert {Path(item["location"]) for item in told["refused_fixes"]} == {
+            location / "0",
+            location / "0/items",
+        }
         assert all((location / name / "commit_success.txt").is_file() for name in ("1", "2/items"))
         assert not (location / "0/commit_success.txt").exists()
 
@@ -197,7 +200,7 @@ class TestDoctor:
         (told,) = (
             load for load in json.loads(ckpt("doctor", location, "--json").stdout)["findings"] if load["fix"]
         )
-        assert told["command"] in told["do"]
+        assert told["command"] in told["hint"]
         assert shlex.split(told["command"])[2] == str(location)
         lines = [line.strip() for line in ckpt("doctor", location).stdout.splitlines()]
         assert any(line.removeprefix("next").strip() == told["command"] for line in lines)
@@ -554,7 +557,7 @@ def test_doctor_advice_on_casts_works(tmp_path):
     (source / "config.json").write_text(json.dumps(declared))
     findings = json.loads(ckpt("doctor", source, "--json").stdout)["findings"]
     (result,) = [finding for finding in findings if finding["check"] == "quantization"]
-    assert "1 weight, each" in result["what"] and "casts do not change them" in result["why"]
+    assert "1 weight, each" in result["what"] and "casts do not change them" in result["consequence"]
     run("cast", source, tmp_path / "cast", "--dtype", "bfloat16")
     dtypes = {path[-1]: array.dtype.name for path, array in ckpttools.open(tmp_path / "cast").arrays.items()}
     assert dtypes[f"{module}.scales"] == "float16" and dtypes["model.norm.weight"] == "bfloat16"

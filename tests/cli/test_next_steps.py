@@ -236,7 +236,7 @@ class TestAdapters:
         assert summary(other).next == (f"ckpt inspect tree {other}",)
         assert "PEFT's IA3 of " in succeed(other).output
         (finding,) = doctor(other).findings
-        assert "in Python: PeftModel.from_pretrained" in finding.do and finding.command is None
+        assert "in Python: PeftModel.from_pretrained" in finding.hint and finding.command is None
         (finding,) = doctor(PEFT / "plain").findings
         assert finding.command == f"ckpt adapter merge BASE {PEFT / 'plain'} MODEL"
         with pytest.raises(ckpttools.CheckpointError, match="a LoRA adapter") as told:

@@ -145,8 +145,8 @@ class TestReads:
     def test_prediction_matches_enumeration(self, case):
         stored, mesh, spec = case
         result = predict(stored, mesh, spec, None)
-        shards = list(grid_indices(result.cut, (1,) * len(result.cut)))
-        shape = tuple(n // k for n, k in zip(stored.shape, result.cut, strict=True))
+        shards = list(grid_indices(result.shards_per_axis, (1,) * len(result.shards_per_axis)))
+        shape = tuple(n // k for n, k in zip(stored.shape, result.shards_per_axis, strict=True))
         regions = [grid_cell(stored.shape, shape, index) for index in shards]
         met = [self.cells(stored.shape, stored.piece, region) for region in regions]
         whole = [self.cells(stored.shape, stored.chunk, region) for region in regions]
@@ -184,11 +184,11 @@ class TestReads:
         reads = report.arrays[0].reads
         store = {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{item}/w/"}}
         opened = ts.open(store).result()
-        shape = tuple(n // k for n, k in zip(values.shape, reads.cut, strict=True))
+        shape = tuple(n // k for n, k in zip(values.shape, reads.shards_per_axis, strict=True))
         before = bytes_read(ts)
-        for index in grid_indices(reads.cut, (1, 1)):
+        for index in grid_indices(reads.shards_per_axis, (1, 1)):
             opened[grid_cell(values.shape, shape, index).slices].read().result()
-        measured = (bytes_read(ts) - before) * (mesh.size // prod(reads.cut))
+        measured = (bytes_read(ts) - before) * (mesh.size // prod(reads.shards_per_axis))
         # Indexes of shards are read, too; tensorstore takes one for several pieces.
         index_bytes = 16 * (1 if piece is None else 16) + 4 if codecs[0] is not LITTLE else 0
         assert measured <= reads.total_fetched + mesh.size * 8 * index_bytes
@@ -204,7 +204,7 @@ class TestReads:
     def test_indivisible_axis_is_not_split(self):
         mesh = parse_mesh("3")
         result = predict(array((8, 6), (8, 6)), mesh, parse_spec("axis0", mesh), None)
-        assert (result.cut, result.uneven, result.over_read) == ((1, 1), True, 1)
+        assert (result.shards_per_axis, result.is_uneven, result.over_read) == ((1, 1), True, 1)
 
     def test_compressed_bytes_are_predicted(self):
         mesh = parse_mesh("4")
@@ -225,7 +225,7 @@ class TestSurvey:
         storage = storage_of(tree)
         for file in storage.files:
             assert file.nbytes == (Path(storage.root) / file.name).stat().st_size
-            assert min(file.live, file.index, file.dead) >= 0
+            assert min(file.referenced_nbytes, file.index_nbytes, file.unreferenced_nbytes) >= 0
         assert {item.path: item.shape for item in storage.arrays} == {
             keystr(path): leaf.shape for path, leaf in tree.arrays.items()
         }
@@ -236,13 +236,13 @@ class TestSurvey:
         storage = storage_of(ckpttools.open(ORBAX / "llama3.1_scanned_zarr3_noocdbt"))
         on_disk = sum(file.nbytes for file in storage.files if file.kind == "data")
         assert sum(item.nbytes for item in storage.arrays) == on_disk
-        assert sum(file.live for file in storage.files) == on_disk
+        assert sum(file.referenced_nbytes for file in storage.files) == on_disk
         assert storage.indexes == ()
 
     def test_survey_describes_safetensors(self):
         storage = storage_of(ckpttools.open(HF))
         file = next(item for item in storage.files if item.kind == "data")
-        assert file.live + file.index == file.nbytes
+        assert file.referenced_nbytes + file.index_nbytes == file.nbytes
         assert file.arrays == len(storage.arrays) == 39
         assert all(item.piece is None for item in storage.arrays)
 
@@ -250,7 +250,7 @@ class TestSurvey:
         shutil.copy(HF / "model.safetensors", tmp_path)
         shutil.copy(HF / "model.safetensors", tmp_path / "old.safetensors")
         storage = storage_of(ckpttools.open(tmp_path))
-        kinds = {file.name: (file.kind, file.dead) for file in storage.files}
+        kinds = {file.name: (file.kind, file.unreferenced_nbytes) for file in storage.files}
         size = (HF / "model.safetensors").stat().st_size
         assert kinds == {"model.safetensors": ("data", 0), "old.safetensors": ("unused", size)}
 
@@ -258,12 +258,17 @@ class TestSurvey:
         values = values_of(F32, (600, 2))
         item = write_item(tmp_path / "item", {("w",): (zarr3([LITTLE], [300, 2]), values)})
         before = storage_of(ckpttools.open(item))
-        largest = max((file for file in before.files if file.kind == "data"), key=lambda file: file.live)
+        largest = max(
+            (file for file in before.files if file.kind == "data"), key=lambda file: file.referenced_nbytes
+        )
         with (item / largest.name).open("ab") as file:
             file.write(bytes(1000))
         os.link(item / largest.name, tmp_path / "second name")
         after = {file.name: file for file in storage_of(ckpttools.open(item)).files}[largest.name]
-        assert (after.dead, after.live) == (largest.dead + 1000, largest.live)
+        assert (after.unreferenced_nbytes, after.referenced_nbytes) == (
+            largest.unreferenced_nbytes + 1000,
+            largest.referenced_nbytes,
+        )
         assert (largest.links, after.links) == (1, 2)
 
     @pytest.mark.parametrize("cut", [None, 1000])
@@ -273,7 +278,7 @@ class TestSurvey:
         write(Tree({("w",): array}), OrbaxWriter(), tmp_path)
         item = tmp_path / "0" / "items"
         before = max(storage_of(ckpttools.open(item)).files, key=attrgetter("live"))
-        assert not before.index
+        assert not before.index_nbytes
         if cut is None:
             (item / before.name).unlink()
         else:
@@ -282,8 +287,15 @@ class TestSurvey:
         result = inspect_chunks(tree, storage_of(tree))
         after = next(file for file in result.files if file.name == before.name)
         assert after.kind == ("missing" if cut is None else "data")
-        assert after.live + after.index + after.dead == after.nbytes == (cut or 0)
-        assert after.live + after.index + after.lost == before.live + before.index
+        assert (
+            after.referenced_nbytes + after.index_nbytes + after.unreferenced_nbytes
+            == after.nbytes
+            == (cut or 0)
+        )
+        assert (
+            after.referenced_nbytes + after.index_nbytes + after.missing_nbytes
+            == before.referenced_nbytes + before.index_nbytes
+        )
         assert advice(result)[0].subject == "missing data"
 
     def test_survey_reports_unmerged_processes(self, tmp_path):
@@ -415,7 +427,7 @@ class TestAdvice:
         tree = ckpttools.open(ORBAX / "maxtext_run")
         mesh = MeshShape({"0": 2})
         report = inspect_chunks(tree, storage_of(tree), "params/*", mesh, parse_spec("layer", mesh))
-        cut = {item.path.rpartition("decoder/")[2]: item.reads.cut for item in report.arrays}
+        cut = {item.path.rpartition("decoder/")[2]: item.reads.shards_per_axis for item in report.arrays}
         assert cut["layers/mlp/wi_0/kernel"] == (1, 2, 1)
         assert cut["decoder_norm/scale"] == (1,)
 

@@ -107,19 +107,19 @@ class TestUlps:
         result = deviation(*arrays, (dtype, dtype))
         assert result.max_ulp == (0 if a == b else None)
         assert result.max_abs == pytest.approx(abs(a - b))
-        assert result.differing == (a != b)
+        assert result.num_differing == (a != b)
 
     def test_mixed_dtypes_are_compared_in_the_coarser_dtype(self):
         a = np.array([1.0, 1.0 + 2**-9], np.float32).view(np.uint32)
         b = np.array([0x3F80, 0x3F82], np.uint16)
         result = deviation(a, b, (DTYPES["float32"], DTYPES["bfloat16"]))
-        assert (result.differing, result.max_ulp) == (1, 2)
+        assert (result.num_differing, result.max_ulp) == (1, 2)
 
     def test_integers_and_floats_have_no_ulp_distance(self):
         result = deviation(
             np.array([3], np.uint32), np.array([0x4080], np.uint16), (DTYPES["int32"], DTYPES["bfloat16"])
         )
-        assert (result.differing, result.max_ulp, result.max_abs) == (1, None, 1.0)
+        assert (result.num_differing, result.max_ulp, result.max_abs) == (1, None, 1.0)
 
 
 class TestMeasures:
@@ -150,7 +150,7 @@ class TestMeasures:
                 unequal = (x != y) & ~(nan[0] & nan[1])
         assert result.deviation is not None
         assert result.deviation.elements == x.size
-        assert result.deviation.differing == result.deviation.beyond == np.count_nonzero(unequal)
+        assert result.deviation.num_differing == result.deviation.num_exceeding == np.count_nonzero(unequal)
         assert result.deviation.nan == np.count_nonzero(nan[0] != nan[1])
         compared = unequal & ~(nan[0] | nan[1])
         with np.errstate(all="ignore"):
@@ -188,7 +188,7 @@ class TestMeasures:
         steps = np.abs(bits[0].astype(int) - bits[1].astype(int)) <= ulp if ulp else np.zeros(200, bool)
         beyond = (a != b) & ~(near & np.isfinite(b)) & ~(steps & ~np.isnan(b))
         assert result.deviation is not None
-        assert result.deviation.beyond == np.count_nonzero(beyond)
+        assert result.deviation.num_exceeding == np.count_nonzero(beyond)
         assert result.deviation.first == (int(beyond.argmax()),)
         assert result.outcome == "differs"
 
@@ -209,7 +209,7 @@ class TestMeasures:
         result = of_pair(*sides)
         assert result.outcome == "bits"
         assert result.deviation is not None
-        assert (result.deviation.differing, result.deviation.other_bits) == (0, 2)
+        assert (result.deviation.num_differing, result.deviation.other_bits) == (0, 2)
 
     def test_infinities_differ_unless_equal(self):
         a, b = (
@@ -218,14 +218,14 @@ class TestMeasures:
         )
         result = of_pair(a, b, Tolerances(rtol=1, atol=1e9)).deviation
         assert result is not None
-        assert (result.differing, result.beyond) == (2, 2)
+        assert (result.num_differing, result.num_exceeding) == (2, 2)
         assert result.max_abs == result.max_rel == np.inf
 
     def test_infinite_complex_numbers_differ(self):
         """inf - inf is NaN in one part, and still the numbers are apart."""
         a, b = (np.array([complex(np.inf, part), 1]) for part in (1, 2))
         result = deviation(a, b, (DTYPES["complex128"],) * 2)
-        assert (result.differing, result.max_abs, result.max_rel) == (1, np.inf, np.inf)
+        assert (result.num_differing, result.max_abs, result.max_rel) == (1, np.inf, np.inf)
 
     @pytest.mark.parametrize(
         ("number", "name"), [(1e30, "float8_e4m3fn"), (1e30, "float16"), (np.inf, "float16")]
@@ -234,7 +234,7 @@ class TestMeasures:
         a, coarse = np.array([number], np.float32).view(np.uint32), DTYPES[name]
         limit = np.array([float(ml_dtypes.finfo(coarse.numpy).max)]).astype(coarse.numpy).view(coarse.carrier)
         result = deviation(a, limit, (DTYPES["float32"], coarse), Tolerances(ulp=1))
-        assert (result.differing, result.beyond) == (1, 1)
+        assert (result.num_differing, result.num_exceeding) == (1, 1)
 
     @given(parts=st.lists(st.integers(0, 40), min_size=1, max_size=5), seed=st.integers(0, 99))
     def test_deviations_of_parts_are_additive(self, parts: list[int], seed: int):
@@ -269,7 +269,7 @@ class TestMeasures:
             assert [name for name, item in result.items() if not item.is_equal] == [f"layers_{layer}"]
             part = result[f"layers_{layer}"].deviation
             assert part is not None
-            assert (part.elements, part.differing, part.max_ulp, part.first) == (35, 12, 1, (2, 3))
+            assert (part.elements, part.num_differing, part.max_ulp, part.first) == (35, 12, 1, (2, 3))
 
     def test_one_sided_and_reshaped_arrays_are_reported(self):
         array, other = (stored(noise(shape, DTYPES["int8"]), DTYPES["int8"]) for shape in ((4,), (2, 2)))
@@ -468,7 +468,10 @@ def test_integers_beyond_float64_precision_differ(dtype: str):
     sides = [{"w": stored(np.array([1, 2**53 + k], dtype).view(np.uint64), DTYPES[dtype])} for k in (0, 1)]
     (result,) = diff(Pairing(*sides), **PLENTY)
     assert result.outcome == "differs"
-    assert result.deviation is not None and (result.deviation.differing, result.deviation.first) == (1, (1,))
+    assert result.deviation is not None and (result.deviation.num_differing, result.deviation.first) == (
+        1,
+        (1,),
+    )
 
 
 def test_trees_may_be_empty():

@@ -112,7 +112,9 @@ class TestGroups:
             )
             group = groups[f"model.layers.{layer}"]
             assert group.distance is not None
-            assert (group.arrays, group.differing, group.distance.elements) == (len(lengths),) * 2 + (x.size,)
+            assert (group.arrays, group.num_differing, group.distance.elements) == (len(lengths),) * 2 + (
+                x.size,
+            )
             assert group.distance.rel_l2 == pytest.approx(np.linalg.norm(x - y) / np.linalg.norm(x), rel=1e-9)
             assert group.distance.rms == pytest.approx(np.sqrt(np.mean((x - y) ** 2)), rel=1e-9)
             assert group.max_abs == pytest.approx(np.abs(x - y).max())
@@ -143,7 +145,7 @@ class TestReport:
             assert [int(item.name[-1]) for item in layers] == [2, 3, 1, 0]
             ratio = layers[0].distance.rel_l2 / layers[3].distance.rel_l2
             assert ratio == pytest.approx(8, rel=0.1)
-            assert layers[0].farthest.startswith(layers[0].name)
+            assert layers[0].most_different.startswith(layers[0].name)
             assert "moved most" in repr(report)
 
     def test_counts_agree_with_each_other(self, run: Path):

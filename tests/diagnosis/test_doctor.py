@@ -133,7 +133,7 @@ class TestOrbax:
         (item / "manifest.ocdbt").unlink()
         result = only(item, "unmerged")
         assert result.fix == "merge"
-        assert f"ckpt doctor {item} --fix merge" in result.do
+        assert f"ckpt doctor {item} --fix merge" in result.hint
 
     def test_partial_merge_is_reported(self, tmp_path):
         item = copy(ORBAX / "lazy_2proc", tmp_path) / "7" / "items"
@@ -162,7 +162,7 @@ class TestOrbax:
         cut = [finding for finding in examine(item).findings if finding.level == "error"]
         assert [entry.location for entry in cut] == [str(file)]
         assert "end beyond its" in cut[0].what
-        assert "truncated" in cut[0].why and "deleted" not in cut[0].do
+        assert "truncated" in cut[0].consequence and "deleted" not in cut[0].hint
 
     def test_deleted_data_file_is_reported(self, tmp_path):
         item = self.item(tmp_path)
@@ -212,7 +212,7 @@ class TestOrbax:
         change_json(item / "_METADATA", use_zarr3=says)
         result = only(item, "chunks")
         assert f"use_zarr3 {str(says).lower()}" in result.what
-        assert os.system(result.do) == 0
+        assert os.system(result.hint) == 0
         assert examine(item).findings == ()
 
     @pytest.mark.parametrize("says", [True, False])
@@ -220,7 +220,7 @@ class TestOrbax:
         item = copy(ORBAX / ("pytree_ocdbt0_zarr31" if says else "pytree_ocdbt1_zarr31"), tmp_path)
         change_json(item / "_METADATA", use_ocdbt=says)
         result = only(item, "chunks")
-        assert os.system(result.do) == 0
+        assert os.system(result.hint) == 0
         assert examine(item).findings == ()
 
     def test_missing_index_is_reported(self, tmp_path):
@@ -233,7 +233,7 @@ class TestOrbax:
         item = copy(ORBAX / "pytree_ocdbt0_zarr30", tmp_path)
         for file in item.rglob(".*"):
             file.unlink()
-        assert "start with a dot" in only(item, "chunks").do
+        assert "start with a dot" in only(item, "chunks").hint
 
     def test_unnamed_array_is_reported(self, tmp_path):
         item = self.item(tmp_path)
@@ -279,7 +279,7 @@ class TestOrbax:
     def test_host_part_is_a_warning(self):
         result = examine(ORBAX / "replicator").findings
         assert [entry.level for entry in result] == ["warning"]
-        assert "one host" in result[0].why
+        assert "one host" in result[0].consequence
 
 
 def beginning_of(path):
@@ -297,7 +297,7 @@ class TestSteps:
         assert {(finding.level, finding.check, finding.fix) for finding in result.findings} == {
             ("warning", "commit", "commit-marker")
         }
-        assert len(apply_fixes(run, "commit-marker").fixed) == len(result.findings) > 1
+        assert len(apply_fixes(run, "commit-marker").applied_fixes) == len(result.findings) > 1
         assert examine(run).findings == ()
 
     def test_v1_items_need_no_commit_marker(self):
@@ -325,9 +325,9 @@ class TestSteps:
         run = self.unmarked(tmp_path)
         diagnosis = apply_fixes(run, "commit-marker")
         assert (run / "0" / "commit_success.txt").exists()
-        assert all(f"{run}/0" in line for line in diagnosis.fixed)
-        assert {entry.location for entry in diagnosis.refused} == {f"{run}/5", f"{run}/5/default"}
-        assert all("cannot be marked as finished" in entry.what for entry in diagnosis.refused)
+        assert all(f"{run}/0" in line for line in diagnosis.applied_fixes)
+        assert {entry.location for entry in diagnosis.refused_fixes} == {f"{run}/5", f"{run}/5/default"}
+        assert all("cannot be marked as finished" in entry.what for entry in diagnosis.refused_fixes)
         with pytest.raises(FormatError, match="could repair nothing") as caught:
             apply_fixes(run, "commit-marker")
         assert f"{run}/5/default" in caught.value.message
@@ -342,8 +342,8 @@ class TestSteps:
         result = ckpt("doctor", run, "--fix", "commit-marker", "--json")
         report = json.loads(result.stdout)
         assert (result.exit_code, report["healthy"]) == (3, False)
-        assert [len(report["fixed"]), len(report["refused"])] == [2, 2]
-        assert report["refused"][0]["do"]
+        assert [len(report["applied_fixes"]), len(report["refused_fixes"])] == [2, 2]
+        assert report["refused_fixes"][0]["hint"]
 
     def test_forbidden_fix_is_refused(self, tmp_path, monkeypatch):
         run = self.unmarked(tmp_path)
@@ -356,8 +356,8 @@ class TestSteps:
 
         monkeypatch.setattr(Path, "replace", refuse)
         diagnosis = apply_fixes(run, "commit-marker")
-        assert (diagnosis.exit_code, len(diagnosis.fixed)) == (5, 1)
-        assert "Read-only file system" in diagnosis.refused[0].what
+        assert (diagnosis.exit_code, len(diagnosis.applied_fixes)) == (5, 1)
+        assert "Read-only file system" in diagnosis.refused_fixes[0].what
 
     def test_unfinished_step_is_set_aside(self, tmp_path):
         import orbax.checkpoint as ocp
@@ -370,7 +370,7 @@ class TestSteps:
         assert content(run) == before
         for path in (run / "2", *(run / "2").rglob("*")):
             os.utime(path, (0, 0))
-        assert apply_fixes(run, "set-aside").fixed == (f"{run / '2'} is now {run / '2.unfinished'}",)
+        assert apply_fixes(run, "set-aside").applied_fixes == (f"{run / '2'} is now {run / '2.unfinished'}",)
         assert {path for path in before if path.parts[0] != "2"} == {
             path for path in content(run) if path.parts[0] != "2.unfinished"
         }
@@ -395,10 +395,10 @@ class TestSteps:
         assert result.command == f"gcloud storage rm -r {shlex.quote(str(removed))}"
         if has_file:
             assert result.level == "error" and resolved.outcome == "fails"
-            assert result.command in resolved.problems[0].do and "step 4" in resolved.problems[0].do
+            assert result.command in resolved.problems[0].hint and "step 4" in resolved.problems[0].hint
         else:
             assert told(location, "error") == set() and resolved.loads
-            assert "10 is skipped: no commit_success.txt, commit timestamp null" in repr(resolved.tried)
+            assert "10 is skipped: no commit_success.txt, commit timestamp null" in repr(resolved.rules)
             assert told(step, "error") == {"unfinished"}
 
     def test_steps_are_reported_in_numeric_order(self, tmp_path):
@@ -457,7 +457,7 @@ class TestSteps:
                 f'ckpttools.doctor("{run}")',
                 f'ckpttools.summary("{run / "3"}")',
             )
-        assert not any("to-orbax" in finding.do for finding in examine(run).findings)
+        assert not any("to-orbax" in finding.hint for finding in examine(run).findings)
         asked = run / step if named else run
         with pytest.raises(FormatError, match="may still be running"):
             apply_fixes(asked, "set-aside")
@@ -466,7 +466,7 @@ class TestSteps:
         apply_fixes(asked, "set-aside")
         names = {"2", "3", "4", f"{step}.unfinished"} - {step}
         assert {path.name for path in run.iterdir()} == names
-        assert all(entry.unfinished is None for entry in ckpttools.ls(run).steps)
+        assert all(entry.unfinished_reason is None for entry in ckpttools.ls(run).steps)
         assert ckpttools.copy(run, tmp_path / "copy") and ckpttools.open(run).arrays
 
     def test_nearly_empty_step_is_reported(self, tmp_path):
@@ -497,7 +497,7 @@ class TestSteps:
         result = [finding for finding in examine(run).findings if finding.check == "leftovers"]
         assert [entry.location for entry in result] == [str(tmp_path / name)]
         assert "77 bytes" in result[0].what
-        assert f"rm -r {tmp_path / name}" in result[0].do
+        assert f"rm -r {tmp_path / name}" in result[0].hint
 
     def test_similarly_named_directory_is_not_a_leftover(self, tmp_path):
         run = copy(ORBAX / "cm_default", tmp_path, "copy")
@@ -551,7 +551,7 @@ class TestSafetensors:
         shard = self.shards(folder)[0]
         shard.unlink()
         result = only(folder, "safetensors-index")
-        assert shard.name in result.what and shard.name in result.do
+        assert shard.name in result.what and shard.name in result.hint
 
     def test_one_command_fetches_all_missing_shards(self, tmp_path):
         folder = self.folder(tmp_path)
@@ -559,7 +559,7 @@ class TestSafetensors:
         for shard in lost:
             shard.unlink()
         names = " ".join(shard.name for shard in lost)
-        assert f"hf download REPO {names} --local-dir" in only(folder, "safetensors-index").do
+        assert f"hf download REPO {names} --local-dir" in only(folder, "safetensors-index").hint
 
     def test_missing_shard_without_index_is_reported(self, tmp_path):
         folder = self.folder(tmp_path)
@@ -613,7 +613,7 @@ class TestSafetensors:
         index.unlink()
         before = content(folder)
         assert told(folder) == {("warning", "safetensors-index")}
-        assert len(apply_fixes(folder, "index").fixed) == 1
+        assert len(apply_fixes(folder, "index").applied_fixes) == 1
         assert json.loads(index.read_bytes())["weight_map"] == truth["weight_map"]
         assert examine(folder).findings == ()
         assert {path: data for path, data in content(folder).items() if path.name != index.name} == before
@@ -626,7 +626,7 @@ class TestSafetensors:
         expected = content(folder)
         beginning_of(index).write_bytes(index.read_bytes()[:30])
         index.unlink()
-        assert len(apply_fixes(folder, "index").fixed) == 1
+        assert len(apply_fixes(folder, "index").applied_fixes) == 1
         assert content(folder) == expected
 
     def test_duplicate_tensors_prevent_an_index(self, tmp_path):
@@ -646,7 +646,7 @@ class TestSafetensors:
         save_file({"base_model.model.lora_A.weight": np.ones(4, F32)}, other)
         (result,) = examine(folder).findings
         assert (result.level, result.check, result.fix) == ("info", "safetensors-index", None)
-        assert other.name in result.what and "read only model.safetensors" in result.why
+        assert other.name in result.what and "read only model.safetensors" in result.consequence
         with pytest.raises(FormatError, match="no index can be made"):
             fixes()["index"].apply(parse(folder), ReadOptions())
         assert not (folder / "model.safetensors.index.json").exists()
@@ -697,7 +697,7 @@ class TestMergeFix:
         item = self.unmerged(tmp_path)
         before = content(item)
         diagnosis = apply_fixes(item, "merge")
-        assert (diagnosis.healthy, len(diagnosis.fixed)) == (True, 1)
+        assert (diagnosis.healthy, len(diagnosis.applied_fixes)) == (True, 1)
         assert entries_of(parse(item)).all.keys() == truth.keys()
         kept = content(item)
         assert {path: kept[path] for path in before} == before
@@ -710,7 +710,7 @@ class TestMergeFix:
         item = self.unmerged(tmp_path)
         apply_fixes(item, "merge")
         before = content(item)
-        assert apply_fixes(item, "merge").fixed == ()
+        assert apply_fixes(item, "merge").applied_fixes == ()
         assert content(item) == before
         with pytest.raises(FormatError, match="already exists"):
             fixes()["merge"].apply(parse(item), ReadOptions())
@@ -726,7 +726,7 @@ class TestMergeFix:
             beginning_of(half).write_bytes(half.read_bytes()[:20])
         for path in [manifest] + [node] * (left == "half a node"):
             path.unlink()
-        assert len(apply_fixes(item, "merge").fixed) == 1
+        assert len(apply_fixes(item, "merge").applied_fixes) == 1
         assert content(item) == expected
 
     def test_merge_does_not_replace_other_files(self, tmp_path):
@@ -797,7 +797,7 @@ class TestPastedCommands:
 
     def test_commands_quote_paths(self, tmp_path):
         result = [finding for scene in self.scenes(tmp_path) for finding in examine(scene).findings]
-        commands = [entry.do for entry in result if "a dir" in entry.do]
+        commands = [entry.hint for entry in result if "a dir" in entry.hint]
         assert len(commands) >= 9
         for command in commands:
             words = [word for word in shlex.split(command) if "a dir" in word]
@@ -839,7 +839,7 @@ class TestCommand:
         report = json.loads(self.run(ORBAX / "unfinished_commit_file", "--json").output)
         assert report["healthy"] is False
         assert report["findings"][0]["level"] == "error"
-        assert {"location", "what", "why", "do", "fix", "check"} <= report["findings"][0].keys()
+        assert {"location", "what", "consequence", "hint", "fix", "check"} <= report["findings"][0].keys()
 
     def test_list_option_names_checks_and_fixes(self):
         output = self.run("--list").output
@@ -880,7 +880,7 @@ class TestCommand:
             ckpttools.open(tmp_path / "dst.partial")
         (tmp_path / "dst.partial/replaced").mkdir()
         (result,) = examine(tmp_path / "dst.partial").findings
-        assert "rm" not in result.do and "move it back" in result.do
+        assert "rm" not in result.hint and "move it back" in result.hint
         with pytest.raises(StorageError) as caught:
             ckpttools.open(tmp_path / "else")
         assert caught.value.hint == "check the spelling of the path"
@@ -889,7 +889,7 @@ class TestCommand:
 def test_missing_permission_is_reported(monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "_METADATA")
     result = [finding for finding in examine(ORBAX / "standard").findings if finding.check == "access"]
-    assert [(entry.level, "chmod u+r" in entry.do) for entry in result] == [("error", True)]
+    assert [(entry.level, "chmod u+r" in entry.hint) for entry in result] == [("error", True)]
 
 
 @pytest.mark.parametrize("use_ocdbt", [True, False])
@@ -1067,7 +1067,13 @@ def outcome(top):
         return None
     assert content(top) == before
     for finding in diagnosis.findings:
-        assert finding.level in LEVELS and finding.location and finding.what and finding.why and finding.do
+        assert (
+            finding.level in LEVELS
+            and finding.location
+            and finding.what
+            and finding.consequence
+            and finding.hint
+        )
         assert "stopped" not in finding.what, finding
     json.dumps([finding.location for finding in diagnosis.findings])
     return diagnosis

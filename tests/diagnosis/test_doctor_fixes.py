@@ -46,7 +46,7 @@ def top(tmp_path: Path) -> Path:
 def the_finding(path: Path, check: str) -> Finding:
     """The one finding of a check that has a command."""
     (result,) = (finding for finding in examine(path).findings if finding.check == check and finding.command)
-    assert result.command in result.do
+    assert result.command in result.hint
     return result
 
 
@@ -143,7 +143,7 @@ class TestModelFixes:
     def test_advice_fixes_absent_quantization(self, top: Path, method: str) -> None:
         model(top / "m", quantization_config={"quant_method": method, "weight_block_size": [128, 128]})
         (result,) = (finding for finding in examine(top / "m").findings if finding.check == "quantization")
-        assert "`ckpt convert to-safetensors` does" in result.do
+        assert "`ckpt convert to-safetensors` does" in result.hint
         assert ckpt("convert", "to-safetensors", top / "m", top / "out").exit_code == 0
         assert_sound(top / "out", "quantization", values(top / "m"))
 
@@ -166,7 +166,7 @@ class TestModelFixes:
         expected = values(top / "m")
         run_command(result.command or "", top)
         assert_sound(top / "m", "vocabulary-rows", expected)
-        (trim,) = re.findall("`(ckpt shrink .*?)`", result.do)
+        (trim,) = re.findall("`(ckpt shrink .*?)`", result.hint)
         run_command(trim, top, DST=top / "out")
         trimmed = {
             name: (array[:32] if array.shape[0] == 32 + more else array).tobytes()
@@ -323,7 +323,7 @@ class TestLeftovers:
             run_command(result.command or "", top)
             assert not (top / "out.partial").exists()
         else:
-            (resume,) = re.findall("`(ckpt convert .*?)`", result.do)
+            (resume,) = re.findall("`(ckpt convert .*?)`", result.hint)
             run_command(resume, top)
             assert_sound(top / "out", "leftovers", expected)
         assert values(top / "m") == expected
@@ -336,7 +336,7 @@ class TestLeftovers:
         expected = {step: values(run / str(step)) for step in (1, 2, 3)}
         interrupt(lambda: ckpt("prune", run, "--keep-last", "1", "--yes"), Removal, "_delete")
         result = the_finding(run, "leftovers")
-        finish, undo = result.do.partition("; or put back")[0], result.do.rpartition(": ")[2]
+        finish, undo = result.hint.partition("; or put back")[0], result.hint.rpartition(": ")[2]
         assert (result.command or "") in finish
         run_command(result.command or "" if way == "finish" else undo, top)
         kept = [step for step in expected if (run / str(step)).is_dir()]

@@ -219,7 +219,7 @@ def test_errors_about_json_name_a_pointer(tmp_path, name):
         else:
             ckpttools.convert(model, tmp_path / "out")
     assert "git lfs pull" in refused.value.hint
-    assert "git lfs pull" in " ".join(finding.do for finding in doctor(model).findings)
+    assert "git lfs pull" in " ".join(finding.hint for finding in doctor(model).findings)
 
 
 @pytest.mark.parametrize("text", ["", "version 1", "see https://git-lfs.github.com", "{}"])
@@ -901,7 +901,7 @@ def test_hint_commands_keep_or_trim_extra_rows(tmp_path):
     (result,) = (finding for finding in doctor(source).findings if finding.check == "vocabulary-rows")
     run_in(tmp_path, result.command)
     assert doctor(source).healthy
-    assert "--vocab 12" in result.do
+    assert "--vocab 12" in result.hint
     ckpttools.shrink(source, tmp_path / "trimmed", vocab=12)
     assert doctor(tmp_path / "trimmed").healthy
     kept, whole = (load_file(path / "model.safetensors") for path in (tmp_path / "trimmed", source))

@@ -300,11 +300,11 @@ def test_doctor_examines_every_state_in_a_directory(tmp_path, step, left):
     damaged.write_bytes(damaged.read_bytes()[:left])
     report = ckpttools.doctor(folder)
     assert [finding.location for finding in report.findings if finding.level == "error"] == [str(damaged)]
-    assert report.looked_at == ("3 checkpoints of flax-msgpack",)
+    assert report.examined == ("3 checkpoints of flax-msgpack",)
     latest = 2 if step == 10 else 10
-    assert f"the latest other state is {folder}/checkpoint_{latest}" in report.findings[0].do
+    assert f"the latest other state is {folder}/checkpoint_{latest}" in report.findings[0].hint
     assert str(damaged) in run("copy", folder, tmp_path / "copy", code=3) and not (tmp_path / "copy").exists()
-    assert {item.step for item in ckpttools.ls(folder).steps if item.unfinished} == {step}
+    assert {item.step for item in ckpttools.ls(folder).steps if item.unfinished_reason} == {step}
 
 
 def test_zero_filled_state_is_damaged(tmp_path):
@@ -369,7 +369,7 @@ class TestStepsInFilesAndDirectories:
         run = run_of(**steps)
         expected = [int(step) for step in checkpoints.available_steps(run)]
         assert sorted(expected) == [item.step for item in ckpttools.ls(run).steps]
-        assert all(item.unfinished is None for item in ckpttools.ls(run).steps)
+        assert all(item.unfinished_reason is None for item in ckpttools.ls(run).steps)
         for step in (None, *expected):
             tree = ckpttools.open(run, step=step)
             restored = checkpoints.restore_checkpoint(run, None, step=step)
@@ -382,17 +382,17 @@ class TestStepsInFilesAndDirectories:
         with pytest.raises(FormatError):
             ckpttools.open(run)
         assert ckpttools.open(run, step=9).metadata.step == 9
-        assert [step.unfinished is None for step in ckpttools.ls(run).steps] == [True, False]
+        assert [step.unfinished_reason is None for step in ckpttools.ls(run).steps] == [True, False]
 
     def test_copy_leaves_out_a_damaged_file_and_names_it(self, run_of, tmp_path):
         run = run_of(step_1="msgpack", step_2="msgpack", step_9="orbax")
         (run / "checkpoint_2").write_bytes((run / "checkpoint_2").read_bytes()[:-4])
         report = ckpttools.copy(run, tmp_path / "copy")
-        assert [*report.left_out] == ["checkpoint_2"] and (tmp_path / "copy/checkpoint_1").is_file()
+        assert [*report.omitted] == ["checkpoint_2"] and (tmp_path / "copy/checkpoint_1").is_file()
 
     def test_prune_keeps_single_file_states(self, run_of):
         run = run_of(step_1="msgpack", step_2="orbax", step_3="orbax")
-        fates = {fate.step: fate.fate for fate in ckpttools.prune(run, keep_last=1).steps}
+        fates = {fate.step: fate.outcome for fate in ckpttools.prune(run, keep_last=1).steps}
         assert fates == {1: "left alone", 2: "deleted", 3: "kept"}
         assert [int(step) for step in checkpoints.available_steps(run)] == [1, 3]
 

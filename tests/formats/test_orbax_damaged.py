@@ -99,7 +99,7 @@ class TestDamaged:
         assert f'ckpttools.doctor("{item}")' in caught.value.hint
         (result,) = (finding for finding in examine(item).findings if finding.level == "error")
         assert result.check == "index" and "a file of the index is missing" in result.what
-        assert "ckpt doctor" not in result.do
+        assert "ckpt doctor" not in result.hint
 
     def test_file_deleted_after_opening_is_reported(self, tmp_path):
         item = self.item(tmp_path, use_ocdbt=False)

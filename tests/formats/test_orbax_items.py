@@ -90,7 +90,7 @@ class TestItemsWithoutArrays:
             run("doctor", step.parent).splitlines()[-1] == "no errors, 1 info; values not checked (--values)"
         )
         (listing,) = ckpttools.ls(step.parent).steps
-        assert listing.unfinished is None
+        assert listing.unfinished_reason is None
         assert [(item.name, item.kind) for item in listing.items] == [
             ("model_config", "other"),
             ("pytree", "parameters"),

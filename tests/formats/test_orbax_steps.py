@@ -199,7 +199,7 @@ def test_damaged_unnamed_step_keeps_its_number(tmp_path):
     step = saved(tmp_path / "7", None)
     (step / TREE).unlink()
     diagnosis = examine(tmp_path)
-    assert "1 step" in diagnosis.looked_at
+    assert "1 step" in diagnosis.examined
     assert [(finding.check, finding.location) for finding in diagnosis.findings] == [
         ("unfinished", str(step))
     ]

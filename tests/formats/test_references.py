@@ -468,8 +468,8 @@ def test_command_line_reports_shared_bytes(model, tmp_path):
     assert "slower" in text
     receipt = json.loads(ckpt(*command, "--json").stdout)
     assert receipt["bytes_referenced"] == plan["bytes_referenced"] > 0
-    assert receipt["bytes_dead"] == plan["bytes_dead"] > 0
-    told = f"DST shares files with SRC: {plan['bytes_dead']:,} bytes in them are unused in DST"
+    assert receipt["bytes_unreferenced"] == plan["bytes_unreferenced"] > 0
+    told = f"DST shares files with SRC: {plan['bytes_unreferenced']:,} bytes in them are unused in DST"
     assert any(item.startswith(told) for item in plan["remarks"])
     plain = ["convert", "to-orbax", str(tmp_path / "out"), str(tmp_path / "plain"), "--copy"]
     assert " shared" not in ckpt(*plain).stdout
@@ -621,7 +621,7 @@ def test_referenced_source_can_be_deleted(model, tmp_path):
 def test_dead_bytes_are_counted(model, tmp_path):
     plan = by_reference(model, tmp_path / "out").plan
     size = (model / "model.safetensors").stat().st_size
-    assert plan.bytes_dead == size - plan.bytes_referenced
+    assert plan.bytes_unreferenced == size - plan.bytes_referenced
     assert plan.bytes_referenced + plan.bytes_out == plan.tree.nbytes
     assert any("--copy" in remark for remark in with_flags(plan.raw_remarks))
 
@@ -630,7 +630,7 @@ def test_shared_bytes_are_not_dead(weights):
     plan = planned(Tree({("a",): weights[0], ("b",): weights[0], ("c",): weights[1]}), ANY)
     (source,) = plan.layout.links.values()
     assert plan.bytes_referenced == 3 * 48
-    assert plan.bytes_dead == source.size - 2 * 48
+    assert plan.bytes_unreferenced == source.size - 2 * 48
 
 
 def test_symbolic_link_shares_its_target(model, tmp_path):

@@ -780,11 +780,11 @@ def test_doctor_suggests_stale_index_if_other_files_have_the_tensors(tmp_path, l
         file.unlink()
     (result,) = index_findings(tmp_path)
     assert result.level == "error" and result.command is None
-    assert ("earlier save" in result.why) == (not lacking)
-    assert "hf download REPO" in result.do
+    assert ("earlier save" in result.consequence) == (not lacking)
+    assert "hf download REPO" in result.hint
     if not lacking:
         command = (
-            result.do.split("run ")[1].split(";")[0].replace("ckpt ", f"{sys.executable} -m ckpttools ", 1)
+            result.hint.split("run ")[1].split(";")[0].replace("ckpt ", f"{sys.executable} -m ckpttools ", 1)
         )
         subprocess.run(["bash", "-ec", command], check=True, capture_output=True)
         assert index_findings(tmp_path) == []
@@ -798,7 +798,7 @@ def test_doctor_reports_incomplete_download_if_tensors_are_missing(tmp_path):
     write_index(tmp_path, {**named, "t6": named["t0"]})
     dict(save_shards(tmp_path, 2, 2))
     (result,) = index_findings(tmp_path)
-    assert "missing" in result.what and "earlier save" not in result.why
+    assert "missing" in result.what and "earlier save" not in result.consequence
 
 
 # An index that is stale, or of a download that is not complete
@@ -899,7 +899,7 @@ def test_unlisted_file_with_further_tensors_is_refused(tmp_path):
     assert result.level == "error"
     # The step of either message gives all tensors back.
     saved = (tmp_path / "model.safetensors.index.json").read_bytes()
-    for text in (hint_of(error), result.do):
+    for text in (hint_of(error), result.hint):
         run_step(text, tmp_path)
         assert values_of(tmp_path) == held
         (tmp_path / "model.safetensors.index.json").write_bytes(saved)
@@ -943,7 +943,7 @@ def test_tensors_in_a_renamed_file_are_found(tmp_path):
     (tmp_path / second).rename(tmp_path / "extra.safetensors")
     assert_says(refusal(tmp_path), "3 tensors of these in files that it does not name: extra.safetensors")
     (result,) = index_findings(tmp_path)
-    assert result.level == "error" and "extra.safetensors" in result.why and "move" not in result.do
+    assert result.level == "error" and "extra.safetensors" in result.consequence and "move" not in result.hint
     write_index(tmp_path, named)
     assert_says(refusal(tmp_path), "if their tensors are in extra.safetensors, fetch the index again")
 
@@ -974,4 +974,4 @@ def test_layers_of_a_skipped_shard_are_not_reported_as_missing(tmp_path):
     write_index(tmp_path, {key: name for key, name in named.items() if name == kept})
     result = [finding for finding in doctor(tmp_path).findings if finding.level == "error"]
     assert [item.check for item in result] == ["safetensors-index"]
-    assert "--fix index" in result[0].do and 'fix="index"' in refusal(tmp_path).hint
+    assert "--fix index" in result[0].hint and 'fix="index"' in refusal(tmp_path).hint

@@ -397,7 +397,7 @@ def test_commands_for_a_tied_head_lead_to_a_healthy_model(tmp_path, is_in_shards
         source = tmp_path / "shards"
     values = {".".join(path): array.read().tobytes() for path, array in ckpttools.open(source).arrays.items()}
     (result,) = findings_of(source)
-    run_command(result.do.split("`")[1], tmp_path)
+    run_command(result.hint.split("`")[1], tmp_path)
     assert doctor(tmp_path / "made").healthy
     built = {
         ".".join(path): item.read().tobytes()

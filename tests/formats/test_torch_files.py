@@ -645,8 +645,10 @@ def test_flipped_bit_in_values_is_detected_by_checksums(tmp_path):
     assert f"was written with {crc}" in declared and "restore it from another copy" in declared
     first = flipped(path, numbers(3_000_000, 0).tobytes())
     assert f"2 of 2 storages is damaged: {first}" in told_by_doctor(path, "--checksums")[1]
-    assert (report := ckpttools.doctor(path, checksums=True)).compared and not report.healthy
-    assert ckpttools.doctor(path).compared is False and ckpttools.doctor(FIXTURES / "full.pt").healthy
+    assert (report := ckpttools.doctor(path, checksums=True)).checksums_compared and not report.healthy
+    assert (
+        ckpttools.doctor(path).checksums_compared is False and ckpttools.doctor(FIXTURES / "full.pt").healthy
+    )
 
 
 def test_files_without_checksums_have_no_findings(tmp_path, monkeypatch):

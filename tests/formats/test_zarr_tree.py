@@ -491,18 +491,18 @@ def test_commands_agree_on_the_steps_of_a_legacy_run(tmp_path, names, add, lates
         write_legacy_item(root / name)
     listing = ckpttools.ls(root)
     assert [step.step for step in listing.finished] == steps
-    assert (listing.latest, listing.resumes) == (latest, latest)
+    assert (listing.latest, listing.resume_step) == (latest, latest)
     assert ckpttools.ls(root / names[-1]).path == listing.path
     pruned = ckpttools.prune.plan(listing.path, keep_last=1).report
-    assert [(step.step, step.fate) for step in pruned.steps] == [(step, "left alone") for step in steps]
-    assert all("the layout of Orbax before _METADATA" in step.why for step in pruned.steps)
+    assert [(step.step, step.outcome) for step in pruned.steps] == [(step, "left alone") for step in steps]
+    assert all("the layout of Orbax before _METADATA" in step.reason for step in pruned.steps)
     report = ckpttools.copy(root, tmp_path / "copy")
     parts = [part.name for part in report.parts if re.search(r"\d", part.name)]
     assert len(parts) == len(steps)
     is_unfinished = add in (_with_unfinished_save, _with_unfinished_empty_save)
     is_above = names[0].startswith("checkpoints/") and add is _with_logs
     expected = ["11.orbax-checkpoint-tmp-17"] * is_unfinished + ["tensorboard"] * is_above
-    assert [*report.left_out] == expected
+    assert [*report.omitted] == expected
     assert not [*(tmp_path / "copy").rglob("*orbax-checkpoint-tmp*")]
     assert [step.step for step in ckpttools.ls(tmp_path / "copy").finished] == steps
     again = ckpttools.copy(root, tmp_path / "copy")
@@ -631,7 +631,7 @@ def test_any_step_identifies_a_legacy_run(tmp_path, name, add):
     assert len(listing.steps) == 28 and [step.step for step in listing.finished] == [1, 2, 3]
     assert listing.latest == 124
     pruned = ckpttools.prune.plan(listing.path, keep_last=1).report
-    assert {step.fate for step in pruned.steps} == {"left alone"} and len(pruned.steps) == 28
+    assert {step.outcome for step in pruned.steps} == {"left alone"} and len(pruned.steps) == 28
     for command in (("convert", "to-safetensors", root, tmp_path / "out"), ("copy", root, tmp_path / "copy")):
         assert "no file checkpoint and no step metadata" in run(*command, code=3)
     assert open_tree(root, ReadOptions(step=3)).metadata.step == 3

@@ -33,7 +33,7 @@ def folded(arrays: dict[str, Constant]) -> list[tuple[str, int, int]]:
 
     def lines(branches: tuple[Branch, ...]) -> Iterator[tuple[str, int, int]]:
         for branch in branches:
-            yield branch.name, branch.count, branch.nbytes
+            yield branch.name, branch.num_arrays, branch.nbytes
             yield from lines(branch.children)
 
     return list(lines(fold(reported(arrays).arrays)))
@@ -162,7 +162,7 @@ class TestFold:
         assert [branch.name for branch in fold(arrays.values(), sort="name")] == sorted(
             branch.name for branch in top
         )
-        folded_names = [(item.name, item.count) for item in fold(arrays.values(), collapse_random=True)]
+        folded_names = [(item.name, item.num_arrays) for item in fold(arrays.values(), collapse_random=True)]
         assert folded_names == [("c/z", 1), ("b/mu", 1), ("a_step/count", 1), (RNG_STATE, 2)]
 
     def test_random_states_alone_are_not_collapsed(self):
@@ -180,8 +180,8 @@ class TestFold:
     def test_depth_does_not_change_totals(self):
         arrays = {"a/b/c": constant(1), "a/b/d": constant(2), "a/e": constant(4)}
         (top,) = fold(reported(arrays).arrays, depth=2)
-        assert (top.name, top.count, top.num_elements, top.nbytes, top.share) == ("a", 3, 7, 14, 1.0)
-        assert [(child.name, child.count, child.children) for child in top.children] == [
+        assert (top.name, top.num_arrays, top.num_elements, top.nbytes, top.fraction) == ("a", 3, 7, 14, 1.0)
+        assert [(child.name, child.num_arrays, child.children) for child in top.children] == [
             ("b", 2, ()),
             ("e", 1, ()),
         ]
@@ -239,7 +239,7 @@ class TestFold:
         assert time.perf_counter() - started < 2
 
     def test_name_of_ten_thousand_keys_is_folded(self):
-        assert sum(branch.count for branch in fold(reported({"a." * 10_000: constant(1)}).arrays)) == 1
+        assert sum(branch.num_arrays for branch in fold(reported({"a." * 10_000: constant(1)}).arrays)) == 1
 
 
 KEYS = st.sampled_from(
@@ -254,12 +254,12 @@ def test_folded_lines_add_up_to_all_leaves_and_bytes(lengths: dict[str, int]):
     arrays = {path: constant(2**length) for path, length in lengths.items()}
     report = reported(arrays)
     top = fold(report.arrays)
-    assert sum(branch.count for branch in top) == report.num_arrays
+    assert sum(branch.num_arrays for branch in top) == report.num_arrays
     assert sum(branch.nbytes for branch in top) == report.nbytes
     for branch in _all(top):
-        own = branch.count - sum(child.count for child in branch.children)
+        own = branch.num_arrays - sum(child.num_arrays for child in branch.children)
         assert own >= 0 and (own > 0) == (branch.array is not None)
-        assert branch.share == pytest.approx(branch.nbytes / report.nbytes)
+        assert branch.fraction == pytest.approx(branch.nbytes / report.nbytes)
         assert branch.nbytes == 2 * branch.num_elements
         own_bytes = branch.nbytes - sum(child.nbytes for child in branch.children)
         assert own_bytes == (own * prod(branch.array.shape) * 2 if branch.array else 0)
@@ -292,7 +292,7 @@ def test_sorting_changes_only_the_order(lengths: dict[str, int]):
 
 def _down_to(branches: tuple[Branch, ...], depth: int) -> Iterator[tuple[int, str, int, int]]:
     for branch in branches if depth else ():
-        yield depth, branch.name, branch.count, branch.nbytes
+        yield depth, branch.name, branch.num_arrays, branch.nbytes
         yield from _down_to(branch.children, depth - 1)
 
 

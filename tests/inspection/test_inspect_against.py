@@ -123,7 +123,7 @@ class TestFamilies:
             (64, 7),
             (64, 128),
         )
-        assert different.why and different.why.startswith("mlp 128 from ")
+        assert different.reason and different.reason.startswith("mlp 128 from ")
 
     def test_optimizer_and_step_are_not_compared(self):
         tree = maxtext_tree("llama3.1", scan=True)

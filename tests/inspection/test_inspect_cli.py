@@ -111,9 +111,14 @@ class TestJson:
 
     def test_json_has_subtrees_with_totals(self, llama: Path):
         head, model = json_of(llama, "--depth", 1, "--sort", "name")["subtrees"]  # type: ignore[misc]
-        assert (head["name"], head["array"]["shape"], head["count"]) == ("lm_head.weight", [256, 64], 1)
-        assert (model["name"], model["array"], model["count"], model["children"]) == ("model", None, 38, [])
-        assert head["share"] + model["share"] == pytest.approx(1)
+        assert (head["name"], head["array"]["shape"], head["num_arrays"]) == ("lm_head.weight", [256, 64], 1)
+        assert (model["name"], model["array"], model["num_arrays"], model["children"]) == (
+            "model",
+            None,
+            38,
+            [],
+        )
+        assert head["fraction"] + model["fraction"] == pytest.approx(1)
 
     def test_json_contains_only_filtered_arrays(self, llama: Path):
         result = json_of(llama, "--filter", "*.mlp.*")
@@ -174,7 +179,7 @@ class TestFacts:
         random = [item["path"] for item in result["arrays"] if item["is_random"]]  # type: ignore[attr-defined]
         assert len(random) == result["random_states"] == 2
         assert len(result["arrays"]) == 19  # type: ignore[arg-type]
-        assert sum(branch["count"] for branch in result["subtrees"]) == 19  # type: ignore[attr-defined]
+        assert sum(branch["num_arrays"] for branch in result["subtrees"]) == 19  # type: ignore[attr-defined]
 
     def test_header_warns_about_an_unfinished_step(self):
         for name, directory in (

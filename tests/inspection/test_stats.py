@@ -371,7 +371,7 @@ class TestDistribution:
         assert result is not None
         assert result.zeros + sum(item.negative + item.positive for item in result.bins) == finite.size
         assert len(result.bins) <= max_bins(dtype)
-        least = 0.0 if result.exact else 2.0**-133
+        least = 0.0 if result.is_exact else 2.0**-133
         for item in result.bins:
             low, high = 2.0**item.exponent, 2.0 ** (item.exponent + 1) if item.exponent < 1023 else np.inf
             if low >= least:
@@ -379,7 +379,7 @@ class TestDistribution:
                 assert item.negative == ((finite <= -low) & (finite > -high)).sum()
         for share, value in result.quantiles.items():
             expected = finite[int(np.ceil(share * finite.size)) - 1]
-            error = 0.0 if result.exact else max(abs(expected) / 16, 1e-38)
+            error = 0.0 if result.is_exact else max(abs(expected) / 16, 1e-38)
             assert abs(value - expected) <= error
 
     @pytest.mark.parametrize(
@@ -401,14 +401,14 @@ class TestDistribution:
             values[1:] = 2.0**least, 2.0 ** (least - 1)
         result = one(stored(values.view(dtype.carrier), dtype), histograms=True)
         assert result.distribution is not None
-        assert result.distribution.least == least
+        assert result.distribution.min_exponent == least
         assert result.distribution.zeros == (2 if dtype.is_float and dtype.bits > 16 else 1)
         assert result.statistics.zeros == 1
 
     def test_float32_quantiles_have_seven_bits(self):
         truth = np.random.default_rng(0).standard_normal(10_000).astype(np.float32)
         result = one(stored(truth.view(F32.carrier), F32), histograms=True).distribution
-        assert result is not None and not result.exact
+        assert result is not None and not result.is_exact
         assert tuple(result.quantiles) == QUANTILES
         for share, value in result.quantiles.items():
             expected = np.sort(truth)[int(np.ceil(share * truth.size)) - 1]

@@ -144,7 +144,7 @@ def test_commands_report_applicable_deviations_with_advice(tmp_path, config, phr
         assert phrase in " ".join(succeed(*words, tmp_path / "mt").stderr.split())
     report = ckpttools.doctor(tmp_path / "mt")
     assert report.healthy or {finding.level for finding in report.findings} == {"info"}
-    assert any(phrase.split()[-1] in finding.do for finding in report.findings)
+    assert any(phrase.split()[-1] in finding.hint for finding in report.findings)
     assert ckpttools.doctor(tmp_path / "hf").findings == ()
 
 

@@ -428,7 +428,7 @@ class TestCheck:
         name = data.draw(st.sampled_from(sorted(setting_kinds("0.2.5"))).filter(lambda name: "." not in name))
         wrong = f"{name}{data.draw(st.sampled_from('xqz'))}"
         result = ckpttools.maxtext_config(GOLDEN / "qwen3" / "hf", check=[f"{wrong}=1"])
-        (mistake,) = result.mistakes
+        (mistake,) = result.invalid_settings
         assert (mistake.name, result.contradictions) == (wrong, ())
         assert "did you mean" in mistake.hint
 
@@ -449,7 +449,7 @@ class TestCheck:
         ],
     )
     def test_unsupported_value_is_refused(self, declared, expected):
-        (mistake,) = ckpttools.maxtext_config(GOLDEN / "qwen3" / "hf", check=[declared]).mistakes
+        (mistake,) = ckpttools.maxtext_config(GOLDEN / "qwen3" / "hf", check=[declared]).invalid_settings
         assert expected in mistake.reason
 
     @pytest.mark.parametrize(
@@ -457,28 +457,31 @@ class TestCheck:
         ["steps=10", "run_name=", "enable_checkpointing=False", "quantization=none", "lora.lora_rank=4"],
     )
     def test_supported_value_is_accepted(self, declared):
-        assert ckpttools.maxtext_config(GOLDEN / "qwen3" / "hf", check=[declared]).mistakes == ()
+        assert ckpttools.maxtext_config(GOLDEN / "qwen3" / "hf", check=[declared]).invalid_settings == ()
 
     @pytest.mark.parametrize(
         ("declared", "hint"),
         [("lora_rank=4", "write lora.lora_rank"), ("lora.lora_rankk=4", "lora.lora_rank?")],
     )
     def test_settings_of_other_groups_get_a_hint(self, declared, hint):
-        (mistake,) = ckpttools.maxtext_config(GOLDEN / "qwen3" / "hf", check=[declared]).mistakes
+        (mistake,) = ckpttools.maxtext_config(GOLDEN / "qwen3" / "hf", check=[declared]).invalid_settings
         assert mistake.hint.endswith(hint)
 
     def test_versions_have_different_settings(self):
         hf = GOLDEN / "qwen3" / "hf"
         for name, version in {"pure_nnx": "e591f30", "use_lineage": "0.2.5"}.items():
             refusing = {
-                item: ckpttools.maxtext_config(hf, check=[f"{name}=true"], maxtext=item).mistakes
+                item: ckpttools.maxtext_config(hf, check=[f"{name}=true"], maxtext=item).invalid_settings
                 for item in ("e591f30", "0.2.5")
             }
             assert [item for item, result in refusing.items() if not result] == [version]
 
     @pytest.mark.parametrize("case", ALL)
     def test_printed_settings_have_no_mistakes(self, case):
-        assert ckpttools.maxtext_config(case, check=ckpttools.maxtext_config(case).arguments()).mistakes == ()
+        assert (
+            ckpttools.maxtext_config(case, check=ckpttools.maxtext_config(case).arguments()).invalid_settings
+            == ()
+        )
 
     LINE = (
         "python3 -m maxtext.trainers.pre_train.train src/maxtext/configs/base.yml run_name='a b' "
@@ -517,8 +520,8 @@ class TestCheck:
     def test_settings_file_is_checked(self, tmp_path):
         file = tmp_path / "mine.yml"
         file.write_text("base_config: base.yml\nmodle_name: llama3.1-8b\nlora: {lora_rank: many}\n")
-        result = ckpttools.maxtext_config(GOLDEN / "llama3.1" / "hf", check=[file]).mistakes
-        assert [(item.name, item.said_in) for item in result] == [
+        result = ckpttools.maxtext_config(GOLDEN / "llama3.1" / "hf", check=[file]).invalid_settings
+        assert [(item.name, item.declared_in) for item in result] == [
             ("modle_name", str(file)),
             ("lora.lora_rank", str(file)),
         ]
@@ -531,13 +534,13 @@ class TestKnownFields:
     def test_transformers_fields_are_all_known(self, case):
         # The golden DeepSeek V4 has a field that its model does not read.
         known = ("rope_parameters.rope_theta 10000.0",) if "deepseek4" in case.parts else ()
-        assert ckpttools.maxtext_config(case).unread == known
+        assert ckpttools.maxtext_config(case).unmapped_fields == known
 
     @pytest.mark.parametrize("field", ["rope_scaling", "rope_parameters"])
     @pytest.mark.parametrize("value", ["yarn", ["yarn"], 8, True])
     def test_invalid_rope_sections_are_reported(self, tmp_path, field, value):
         hf = written(tmp_path / "m", {**LLAMA_8B, field: value})
-        assert ckpttools.maxtext_config(hf).unread == (f"{field} {json.dumps(value)}",)
+        assert ckpttools.maxtext_config(hf).unmapped_fields == (f"{field} {json.dumps(value)}",)
 
     @pytest.mark.parametrize("case", ALL)
     @settings(max_examples=5)
@@ -555,7 +558,7 @@ class TestKnownFields:
         except ConfigError as refusal:  # Without arrays some sizes of Gemma 4 are open.
             assert "head_dim" in str(refusal)
             return
-        assert [item for item in result.unread if item.split()[0].rpartition(".")[2] == name]
+        assert [item for item in result.unmapped_fields if item.split()[0].rpartition(".")[2] == name]
 
     @pytest.mark.parametrize(
         ("case", "change", "what"),
@@ -673,7 +676,7 @@ class TestTowers:
         """And what its own file leaves open is said beside the name."""
         config = deepcopy(SEEING[name])
         result = ckpttools.maxtext_config(written(tmp_path / "m", config))
-        assert (result.model_name, result.is_named, result.unread) == (name, True, ())
+        assert (result.model_name, result.is_named, result.unmapped_fields) == (name, True, ())
         scan = "true" if name == "gemma3-4b" else "false"
         assert result.arguments() == (f"model_name={name}", f"scan_layers={scan}", "use_multimodal=true")
         assert ckpttools.maxtext_config(tmp_path / "m", check=result.arguments()).contradictions == ()
@@ -727,7 +730,9 @@ class TestCommandLine:
 
     def test_maxtext_config_prints_json(self):
         result = json.loads(succeed("maxtext-config", GOLDEN / "qwen3" / "hf", "--json").output)
-        assert {item["name"]: item["value"] for item in result["told"]} == given_to(GOLDEN / "qwen3" / "hf")
+        assert {item["name"]: item["value"] for item in result["required_settings"]} == given_to(
+            GOLDEN / "qwen3" / "hf"
+        )
 
 
 class TestRules:

@@ -293,7 +293,9 @@ def test_user_limits_determine_required_space(locations):
         "hf/llama/config.json", **how, settings=set_by_hand, mtbf="6h", step_time=8
     )
     (interval,) = timed.intervals
-    assert (interval.steps, interval.seconds) == (100, 800) and interval.lost == timed.tiers[0].lost(800)
+    assert (interval.steps, interval.seconds) == (100, 800) and interval.lost_fraction == timed.tiers[0].lost(
+        800
+    )
 
 
 @pytest.mark.parametrize("mode", ["persistent", "emergency", "multi-tier"])

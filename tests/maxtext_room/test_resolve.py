@@ -55,7 +55,7 @@ def texts(result):
 
 
 def hints(result):
-    return " | ".join(problem.do or "" for problem in result.problems)
+    return " | ".join(problem.hint or "" for problem in result.problems)
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ class TestAgainstOrbax:
         del orbax
         result = resolve(base_output_directory=built, run_name="named")
         assert (result.step, result.loads) == (2, True)
-        assert "007 is skipped" in result.tried[0].result
+        assert "007 is skipped" in result.rules[0].result
 
 
 class TestPrecedence:
@@ -122,8 +122,8 @@ class TestPrecedence:
         )
         assert (result.rule, result.step, result.expected) == ("resume", 1, "full state")
         assert result.path == str(runs / "x" / "checkpoints" / "1" / "items")
-        assert [item.rule for item in result.tried] == ["resume", "load_parameters_path"]
-        assert result.tried[1].result == "not inspected: the run itself takes precedence"
+        assert [item.rule for item in result.rules] == ["resume", "load_parameters_path"]
+        assert result.rules[1].result == "not inspected: the run itself takes precedence"
         assert result.loads
 
     @BOTH
@@ -132,7 +132,7 @@ class TestPrecedence:
             maxtext=maxtext, base_output_directory=str(runs), run_name="y", load_parameters_path=str(SCANNED)
         )
         assert (result.rule, result.step, result.loads) == ("load_parameters_path", 0, True)
-        assert result.tried[0].result == "does not exist"
+        assert result.rules[0].result == "does not exist"
 
     @BOTH
     def test_random_parameters_are_the_last_resort(self, runs, maxtext):
@@ -143,11 +143,11 @@ class TestPrecedence:
     def test_disabled_checkpointing_resumes_nothing(self, runs):
         result = resolve(base_output_directory=str(runs), run_name="x", enable_checkpointing=False)
         assert result.outcome == "scratch"
-        assert "enable_checkpointing is false" in result.tried[0].result
+        assert "enable_checkpointing is false" in result.rules[0].result
 
     def test_unnamed_run_is_never_resumed(self, runs, monkeypatch):
         declared = {"base_output_directory": str(runs)}
-        assert "run_name is empty" in resolve(**declared).tried[0].result
+        assert "run_name is empty" in resolve(**declared).rules[0].result
         monkeypatch.setenv("JOBSET_NAME", "x")
         assert resolve(**declared).step == 1
 
@@ -248,7 +248,7 @@ class TestPaths:
     def test_runs_in_other_stores_are_not_read(self, scheme):
         result = resolve(base_output_directory=f"{scheme}://org/name", run_name="x")
         assert f"but not {scheme}://" in texts(result)
-        assert result.tried[0].result == "not inspected"
+        assert result.rules[0].result == "not inspected"
 
     def test_relative_runs_are_refused(self, runs, monkeypatch):
         monkeypatch.chdir(runs.parent)
@@ -371,7 +371,7 @@ class TestSizes:
         settings = merge_settings(parse_command([declared]), {})
         result = check_weights(tree, "parameters", "params", settings, VERSIONS["0.2.5"])
         stacks = next(problem for problem in result.problems if problem.what.startswith("layers are stacked"))
-        assert "--maxtext 0.2.5 --family qwen3-next" in with_flags(stacks.do or "")
+        assert "--maxtext 0.2.5 --family qwen3-next" in with_flags(stacks.hint or "")
 
     @pytest.mark.parametrize("model_type", ["qwen3_next", "qwen3_5_moe", None])
     @pytest.mark.parametrize("made_for", VERSIONS)
@@ -388,7 +388,7 @@ class TestSizes:
         by_kind = made_for == "0.2.5"
         expected = version == "0.2.5" and model_type == "qwen3_next"
         if model_type is None and version == "0.2.5":
-            assert [item.do for item in told] == ([] if by_kind else ["set model_name or decoder_block"])
+            assert [item.hint for item in told] == ([] if by_kind else ["set model_name or decoder_block"])
         else:
             assert len(told) == (by_kind != expected)
 
@@ -474,9 +474,9 @@ class TestRefusals:
     )
     def test_unknown_settings_are_refused_as_by_maxtext_config(self, word, version, hint):
         (problem,) = resolve(word, maxtext=version).problems
-        (mistake,) = ckpttools.maxtext_config(HF, check=[word], maxtext=version).mistakes
-        assert problem.what.endswith(f"(command line): {mistake.reason}")
-        assert hint in problem.do and hint in mistake.hint
+        (invalid,) = ckpttools.maxtext_config(HF, check=[word], maxtext=version).invalid_settings
+        assert problem.what.endswith(f"(command line): {invalid.reason}")
+        assert hint in problem.hint and hint in invalid.hint
 
     @pytest.mark.parametrize(
         "words",
@@ -738,7 +738,7 @@ class TestBuckets:
         out = cloud.filled({f"x/checkpoints/{name}": item for name, item in (files | later).items()})
         result = resolve(maxtext=maxtext, base_output_directory=str(out), run_name="x")
         assert (result.step, result.loads) == (1, True)
-        assert result.tried[0].result == "1 step, the latest 1; 2 is skipped: no commit_success.txt"
+        assert result.rules[0].result == "1 step, the latest 1; 2 is skipped: no commit_success.txt"
         assert result.path == f"{out}/x/checkpoints/1/items"
 
     def test_adapter_without_base_uses_random_parameters(self, cloud):
@@ -746,7 +746,7 @@ class TestBuckets:
         out = cloud.filled({f"x/checkpoints/{name}": item for name, item in files.items()})
         result = resolve(base_output_directory=str(out), run_name="x")
         assert (result.outcome, result.verdict) == ("scratch", NOTHING_FOUND_TEXT)
-        assert "1 is skipped: no commit_success.txt" in result.tried[0].result
+        assert "1 is skipped: no commit_success.txt" in result.rules[0].result
 
     @pytest.mark.parametrize(("maxtext", "missing"), [("e591f30", "0/items"), ("0.2.5", "0")])
     def test_path_without_item_is_refused(self, cloud, maxtext, missing):

@@ -40,7 +40,7 @@ class TestList:
             block = " ".join(" ".join(lines[start : lines.index("", start)]).split())
             for text in (", ".join(family.models), ", ".join(family.model_types)):
                 assert text in block
-            never, scanned = family.never_scanned, [group.scanned for group in family.layers]
+            never, scanned = family.no_scan_reason, [group.scanned for group in family.layers]
             # Names longer than a line are broken.
             packed = "".join(block.split())
             assert all("".join(text.split()) in packed for text in ([never] if never else scanned))
@@ -71,7 +71,7 @@ class TestList:
             }
         ]
         (value,) = llama["values"]
-        assert (value["op"], value["exact"]) == ("scale head_dim -0.5", False)
+        assert (value["op"], value["is_exact"]) == ("scale head_dim -0.5", False)
         assert value["rows"] == ["self_attention.query.kernel"]
         assert result["qwen3"]["values"] == []
 

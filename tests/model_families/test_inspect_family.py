@@ -32,8 +32,13 @@ def test_family_is_recognized_from_maxtext_names(model: str, scan: bool):
     assert right_one(model) in result
     assert set(result) <= {right_one(model)} or set(result) in ALIKE
     for guess in result.values():
-        assert (guess.side, guess.named, guess.missing, guess.others) == ("maxtext", False, (), ())
-        assert guess.matched == guess.expected > 5
+        assert (guess.side, guess.matches_model_type, guess.missing, guess.unmatched) == (
+            "maxtext",
+            False,
+            (),
+            (),
+        )
+        assert guess.num_matched == guess.num_expected > 5
 
 
 @pytest.mark.parametrize("model", FAMILIES)
@@ -42,13 +47,15 @@ def test_family_is_recognized_from_hugging_face_names(model: str):
     result = guessed(tree.with_metadata(config=None))
     assert right_one(model) in result
     assert set(result) <= {right_one(model)} or set(result) in ALIKE
-    assert all((item.side, item.missing, item.others) == ("huggingface", (), ()) for item in result.values())
+    assert all(
+        (item.side, item.missing, item.unmatched) == ("huggingface", (), ()) for item in result.values()
+    )
 
 
 @pytest.mark.parametrize("model", ["llama3.1", "mistral-7b"])
 def test_config_decides_between_equal_matches(model: str):
     (guess,) = guessed(ckpttools.open(GOLDEN / model / "hf")).values()
-    assert (guess.name, guess.named) == (right_one(model), True)
+    assert (guess.name, guess.matches_model_type) == (right_one(model), True)
 
 
 def test_missing_arrays_are_shown_as_a_template():
@@ -57,7 +64,7 @@ def test_missing_arrays_are_shown_as_a_template():
         tree = without(tree, ("params", "params", "decoder", f"layers_{layer}", "mlp", "wi_1", "kernel"))
     guess = guessed(tree)["llama"]
     assert guess.missing == ("decoder.layers_{layer}.mlp.wi_1.kernel",)
-    assert (guess.matched, guess.expected) == (10, 11)
+    assert (guess.num_matched, guess.num_expected) == (10, 11)
 
 
 def test_extra_arrays_are_folded():
@@ -69,8 +76,8 @@ def test_extra_arrays_are_folded():
         for layer in range(4)
     }
     guess = guessed(Tree({**tree, **extra}))["llama"]
-    assert guess.others == ("decoder.layers_{0..3}.mlp.wi_7.kernel",)
-    assert guess.num_others == 4
+    assert guess.unmatched == ("decoder.layers_{0..3}.mlp.wi_7.kernel",)
+    assert guess.num_unmatched == 4
 
 
 def test_unknown_tree_has_no_family():
@@ -94,8 +101,8 @@ def test_removed_arrays_are_not_matched(data: st.DataObject):
     # The head is there or not, as the model is tied or not: that it is gone is no fault.
     needed = [path for path in gone if "logits_dense" not in path]
     (guess,) = fits
-    assert guess.expected - guess.matched == len(needed) == len(guess.missing)
-    assert not guess.others
+    assert guess.num_expected - guess.num_matched == len(needed) == len(guess.missing)
+    assert not guess.unmatched
 
 
 @settings(max_examples=40)
@@ -108,5 +115,5 @@ def test_removed_arrays_are_not_matched(data: st.DataObject):
 )
 def test_arbitrary_names_are_accepted(leaves: dict[Path, Constant]):
     for guess in guessed(Tree(leaves)).values():
-        assert 0 <= guess.matched <= guess.expected
-        assert len(guess.missing) == guess.expected - guess.matched
+        assert 0 <= guess.num_matched <= guess.num_expected
+        assert len(guess.missing) == guess.num_expected - guess.num_matched

@@ -66,7 +66,7 @@ def maxtext(case, config, way):
     """Return a case in MaxText, without its towers if they prevent scanning."""
     tree = Tree(tensors(case), Metadata(location="model", config=config))
     family = family_of(config, "c")
-    is_scanned = way == "stacked" and not family.never_scanned
+    is_scanned = way == "stacked" and not family.no_scan_reason
     text_only = is_scanned and bool(family.unscanned_with_towers)
     return to_maxtext(tree, ToMaxText(scan=is_scanned, text_only=text_only, leaves_out=True))
 

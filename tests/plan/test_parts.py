@@ -484,7 +484,7 @@ class TestPublishedPlans:
         run(*words)
         plan = planned(tmp_path / "plan", *words, "--overwrite")
         run("run", plan, "--part", "0/2")
-        assert not json.loads(ckpt("run", plan, "--status", "--json").stdout)["other"]
+        assert not json.loads(ckpt("run", plan, "--status", "--json").stdout)["other_content"]
         run("run", plan, "--part", "1/2", "--publish")
         before = files_of(parse(destination))
         assert "nothing to do" in run("run", plan, "--part", "0/2")

@@ -17,7 +17,13 @@ SLOW = replace(
     PART, part="1/3", process="process 7 on b", bytes_done=2 * GB, bytes_per_second=2e8, seconds_left=90.0
 )
 GONE = replace(
-    PART, part="2/3", process="process 7 on c", state="gone", seconds_left=None, seen=130.0, tasks_done=4
+    PART,
+    part="2/3",
+    process="process 7 on c",
+    state="gone",
+    seconds_left=None,
+    idle_seconds=130.0,
+    tasks_done=4,
 )
 ALL = PlanStatus(
     300,
@@ -61,7 +67,7 @@ def test_slow_part_is_a_straggler():
 
 def test_unstarted_parts_are_named():
     parts = (replace(PART, part="0/8"),)
-    lines = list(status_lines(replace(ALL, count=8, parts=parts, not_begun=(4, 6, 7)), "x.plan"))
+    lines = list(status_lines(replace(ALL, num_parts=8, parts=parts, not_started=(4, 6, 7)), "x.plan"))
     assert lines[2] == "parts    of 8: 4 done, 1 at work, 3 not begun (4/8, 6/8 to 7/8)"
 
 
@@ -77,13 +83,15 @@ def test_part_count_is_the_most_common_one():
     assert _count([*old, rest]) == _count([*old, member("0/1", 22.0, False)]) == 1
     assert _count([*old, again[0], rest]) == 1
     assert _count([]) is None
-    lines = list(status_lines(replace(ALL, count=3, parts=(PART, replace(SLOW, part="0/1"))), "x.plan"))
+    lines = list(status_lines(replace(ALL, num_parts=3, parts=(PART, replace(SLOW, part="0/1"))), "x.plan"))
     assert lines[2] == "parts    of 3: 2 done, 1 at work, 1 of other divisions at work (0/1)"
 
 
 def test_many_finished_parts_are_only_counted():
     done = [replace(PART, part=f"{number}/40", state="done") for number in range(39)]
-    lines = list(status_lines(replace(ALL, count=40, parts=(*done, replace(SLOW, part="39/40"))), "x.plan"))
+    lines = list(
+        status_lines(replace(ALL, num_parts=40, parts=(*done, replace(SLOW, part="39/40"))), "x.plan")
+    )
     assert lines[2] == "parts    of 40: 39 done, 1 at work"
     assert [line.split()[0] for line in lines[3:]] == ["39/40", "missing"]
 
@@ -99,7 +107,9 @@ def test_waiting_parts_are_listed_in_one_line():
 
 
 def test_taken_destination_has_no_counts():
-    lines = list(status_lines(replace(ALL, state="taken", other="the conversion of x, plan 12"), "x.plan"))
+    lines = list(
+        status_lines(replace(ALL, state="taken", other_content="the conversion of x, plan 12"), "x.plan")
+    )
     assert lines == [
         "/data/out: no unfinished output of this plan exists",
         "the destination has the conversion of x, plan 12",

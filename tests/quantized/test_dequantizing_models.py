@@ -476,8 +476,8 @@ class TestDoctor:
     def test_healthy_quantized_model_gets_cast_advice(self, pair):
         (finding,) = self.findings(pair.quantized)
         assert finding.level == "info"
-        assert f"ckpt cast {pair.quantized} DST --dtype bfloat16" in finding.do
-        assert ("--quantized keep" in finding.do) == ("deepseek3" in str(pair.quantized))
+        assert f"ckpt cast {pair.quantized} DST --dtype bfloat16" in finding.hint
+        assert ("--quantized keep" in finding.hint) == ("deepseek3" in str(pair.quantized))
 
     def test_mismatched_grid_is_refused(self, fp8, tmp_path):
         def change(arrays):

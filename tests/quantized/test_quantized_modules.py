@@ -130,12 +130,12 @@ class TestModuleKinds:
     def test_inspect_reports_unknown_schemes(self, kind):
         report = inspect_tree(tree_of_kind(kind)).quantization
         assert report is not None
-        assert report.modules == len(MODULES)
+        assert report.num_modules == len(MODULES)
         assert KINDS[kind][0]["quant_method"] in report.scheme
         if kind not in SAID_ONLY:
             bare = inspect_tree(tree_of_kind(kind, declared=False)).quantization
             assert bare is not None
-            assert bare.modules == len(MODULES)
+            assert bare.num_modules == len(MODULES)
             assert bare.method is None
 
 

@@ -209,7 +209,7 @@ def test_replica_replaces_lost_data_file(job, tmp_path):
     key, file, _ = large_chunks(job / "host0")[0]
     file.unlink()
     listing = ckpttools.list_saves(job)
-    assert listing.lost and str(file) in listing.lost[0]
+    assert listing.missing_files and str(file) in listing.missing_files[0]
     ckpttools.assemble(job, tmp_path / "out")
     assert same(values(tmp_path / "out"), restored("replicator-data=2,fsdp=4"))
     shutil.rmtree(job / "host2")
@@ -504,7 +504,7 @@ def test_renamed_steps_are_reported(job, tmp_path):
 def test_invalid_timestamps_are_ignored(job, began):
     file = job / "host0" / "3" / "_CHECKPOINT_METADATA"
     file.write_text(f'{{"init_timestamp_nsecs": {began}, "commit_timestamp_nsecs": 1}}')
-    assert ckpttools.list_saves(job).saves[0].began is not None
+    assert ckpttools.list_saves(job).saves[0].started_at is not None
 
 
 def test_damaged_huge_shape_is_counted_without_listing_chunks(tmp_path):
@@ -513,5 +513,5 @@ def test_damaged_huge_shape_is_counted_without_listing_chunks(tmp_path):
     location.write_text(json.dumps({**json.loads(location.read_text()), "shape": [1 << 60]}))
     (save,) = ckpttools.list_saves(tmp_path / "a").saves
     (lacking,) = save.missing
-    assert (lacking.chunks, lacking.count, lacking.cells) == (1 << 57, (1 << 57) - 1, ())
+    assert (lacking.num_chunks, lacking.num_missing, lacking.cells) == (1 << 57, (1 << 57) - 1, ())
     assert save.expected is None

@@ -380,7 +380,7 @@ class TestBuckets:
         report = ckpttools.copy(source, tmp_path / "out")
         assert [part.name for part in report.parts] == [
             "0"
-        ] and "whether the save was completed" in report.left_out["1"]
+        ] and "whether the save was completed" in report.omitted["1"]
 
     def test_commit_file_is_written_last(self, gcs, target):
         gcs.server.log.clear()

@@ -59,7 +59,7 @@ def test_ls_shows_metrics_and_the_resumable_step(run):
     ]
     assert (listing.latest, listing.resume_item, len(listing.finished)) == (2, "default", 2)
     # Parameters alone: nothing goes on from them.
-    assert listing.resumes is None
+    assert listing.resume_step is None
     assert "resumes" not in (told := succeed("ls", run).output) and "no optimizer state" in told
     # Which is for MaxText to load only where the arrays are its own.
     assert "load_parameters_path" not in told
@@ -79,7 +79,7 @@ def test_ls_of_a_step_or_item_lists_its_run(run):
 def test_ls_distinguishes_orbax_choice_from_finished_steps(name, latest, unfinished):
     listing = ckpttools.ls(ORBAX / name)
     assert listing.latest == latest
-    assert {item.step for item in listing.steps if item.unfinished} == unfinished
+    assert {item.step for item in listing.steps if item.unfinished_reason} == unfinished
     shown = succeed("ls", ORBAX / name).output
     assert ("which Orbax considers finished although it is not" in shown) == (latest in unfinished)
 
@@ -138,7 +138,7 @@ def test_shared_bytes_are_not_counted_as_own(tmp_path):
 def test_ls_names_items_being_deleted(run):
     record = {"operation_id": "0" * 32, "checkpointable_name": "metrics", "destination": None}
     (run / "1" / "_CHECKPOINT_DELETION").write_text(json.dumps(record))
-    assert ckpttools.ls(run).steps[0].deleting == "metrics"
+    assert ckpttools.ls(run).steps[0].item_being_deleted == "metrics"
     assert "item metrics of 1" in succeed("ls", run).output
     (run / "1" / "_CHECKPOINT_DELETION").write_text("{}")
     with pytest.raises(FormatError, match="not a record of a deletion"):
@@ -148,16 +148,16 @@ def test_ls_names_items_being_deleted(run):
 def test_ls_prints_the_report_as_json(run):
     declared = json.loads(succeed("ls", run, "--json").output)
     assert [item["step"] for item in declared["steps"]] == [1, 2]
-    assert (declared["latest"], declared["resumes"]) == (2, None)
+    assert (declared["latest"], declared["resume_step"]) == (2, None)
 
 
 def test_training_state_resumes_but_host_part_does_not():
-    assert ckpttools.ls(TRAINED).resumes == ckpttools.ls(TRAINED).latest is not None
+    assert ckpttools.ls(TRAINED).resume_step == ckpttools.ls(TRAINED).latest is not None
     assert "resumes" in succeed("ls", TRAINED).output
     # What conversions write has an empty opt_state, as MaxText's own tool has.
-    assert ckpttools.ls(ORBAX / "maxtext_converted").resumes is None
+    assert ckpttools.ls(ORBAX / "maxtext_converted").resume_step is None
     part = ckpttools.ls(ORBAX / "emergency" / "local_host2")
-    assert part.resumes is None and "ckpttools.assemble" in part.blocked_by
+    assert part.resume_step is None and "ckpttools.assemble" in part.blocked_by
 
 
 def test_metrics_saved_as_text_become_numbers(run):
@@ -346,10 +346,10 @@ def test_ls_lists_verl_steps(verl):
     listing = ckpttools.ls(verl)
     assert listing == ckpttools.ls(step) == ckpttools.ls(step / "actor")
     (only,) = listing.steps
-    assert (only.step, only.name, only.unfinished) == (10, step.name, None)
+    assert (only.step, only.name, only.unfinished_reason) == (10, step.name, None)
     assert [(item.name, item.kind) for item in only.items] == [("actor", "parameters")]
     assert only.nbytes == sum(map(len, files_in(step).values()))
-    assert (listing.latest, listing.resumes) == (10, 10)
+    assert (listing.latest, listing.resume_step) == (10, 10)
     shown = " ".join(succeed("ls", verl).output.split())
     assert "resumes step 10, by latest_checkpointed_iteration.txt" in shown
     (verl / "latest_checkpointed_iteration.txt").unlink()
@@ -392,7 +392,7 @@ def test_large_latest_file_is_read_partially(tmp_path):
 )
 def test_ls_lists_steps_of_other_trainers(name, steps, resumes):
     listing = ckpttools.ls(FIXTURES / name)
-    assert {item.step: item.kind for item in listing.steps} == steps and listing.resumes == resumes
+    assert {item.step: item.kind for item in listing.steps} == steps and listing.resume_step == resumes
 
 
 def test_file_is_not_a_run():

@@ -55,7 +55,7 @@ def run(built: Path, tmp_path: Path) -> Path:
 
 
 def fates(report: PruneReport) -> dict[int, str]:
-    return {step.step: step.fate for step in report.steps}
+    return {step.step: step.outcome for step in report.steps}
 
 
 def steps(run: Path) -> set[str]:
@@ -154,7 +154,7 @@ def test_prune_deletes_the_planned_steps(run, built):
     kept = {str(step) for step, fate in fates(report).items() if fate == "kept"}
     assert steps(run) == kept
     assert files_in(run) == {name: item for name, item in before.items() if name.partition("/")[0] in kept}
-    assert report.is_done and report.frees == sum(item.frees for item in report.steps) > 0
+    assert report.is_done and report.freed_bytes == sum(item.freed_bytes for item in report.steps) > 0
     assert fates(ckpttools.prune(run, **RULES)) == dict.fromkeys(map(int, sorted(kept)), "kept")
 
 
@@ -229,7 +229,7 @@ def test_unreadable_steps_are_left_alone(run, how, why):
     spoil(run, "1", how)
     report = ckpttools.prune(run, keep_last=1)
     assert fates(report)[1] == "left alone"
-    assert why in report.steps[0].why
+    assert why in report.steps[0].reason
     assert steps(run) == {"1", "6"}
 
 
@@ -244,7 +244,7 @@ def test_link_targets_are_kept(run, tmp_path):
     (run / "5").symlink_to(tmp_path / "elsewhere")
     report = ckpttools.prune(run, keep_last=1)
     assert steps(run) == {"2", "3", "4", "5", "6"}
-    why = {step.step: step.why for step in report.steps}
+    why = {step.step: step.reason for step in report.steps}
     assert "links lead into it" in why[2] and "links lead into it" in why[4]
     assert "self" in why[3] and "it is a link to" in why[5]
 
@@ -263,7 +263,7 @@ def test_hard_linked_files_survive(run, tmp_path):
     before = ckpttools.hash(tmp_path / "shared").digest
     report = ckpttools.prune(run, keep_last=1)
     assert not (run / "1").exists()
-    assert report.steps[0].frees <= report.steps[1].frees
+    assert report.steps[0].freed_bytes <= report.steps[1].freed_bytes
     assert ckpttools.hash(tmp_path / "shared").digest == before
 
 
@@ -296,7 +296,7 @@ class TestConcurrentChanges:
         assert f"gcloud storage rm '{location}/.ckpttools-lock'" in raised.value.hint
         assert ckpttools.prune(location, keep_last=1).is_done
         assert [step.step for step in ckpttools.ls(location).steps] == [6]
-        assert not ckpttools.ls(location).beside
+        assert not ckpttools.ls(location).other_entries
 
     def test_outdated_plan_deletes_nothing(self, run):
         plan = ckpttools.prune.plan(run, keep_last=2)
@@ -312,7 +312,7 @@ class TestConcurrentChanges:
         shutil.copytree(run / "2", run / "1")
         (run / "1" / "metrics" / "metrics").write_text('{"loss": 0}')
         report = plan.run()
-        assert report.left == ("1: it was saved again in the meantime",)
+        assert report.unchanged_steps == ("1: it was saved again in the meantime",)
         assert steps(run) == {"1", "5", "6", "7.orbax-checkpoint-tmp"}
         (run / "7.orbax-checkpoint-tmp").rename(run / "7")
         assert fates(ckpttools.prune(run, keep_last=1)) == {
@@ -377,14 +377,14 @@ class TestInterrupted:
         with pytest.raises(UsageError, match="was interrupted"):
             ckpttools.prune(run, keep_last=1)
         report = ckpttools.prune(run, finish=True)
-        assert report.is_done and not report.left
+        assert report.is_done and not report.unchanged_steps
         assert steps(run) == {"5", "6"}
 
     @pytest.mark.parametrize("after", range(1, 9))
     def test_interrupted_prune_is_undone(self, run, built, monkeypatch, after):
         self.begin(run, monkeypatch, after)
         report = ckpttools.prune(run, undo=True)
-        lost = {item.partition(":")[0] for item in report.left}
+        lost = {item.partition(":")[0] for item in report.unchanged_steps}
         assert {"5", "6"} <= steps(run) and not (run / ".ckpttools-prune").exists()
         for name in steps(run):
             assert files_in(run / name) == files_in(built / name)
@@ -399,7 +399,9 @@ class TestInterrupted:
         assert {"2", "4", "6"} <= steps(run)
         if undo:
             changed = {name for name in ("2", "4") if files_in(run / name) != files_in(built / name)}
-            assert {item.partition(":")[0] for item in report.left if "optimizer" in item} == changed
+            assert {
+                item.partition(":")[0] for item in report.unchanged_steps if "optimizer" in item
+            } == changed
         for name, digest in whole.items():
             assert ckpttools.hash(run / name).parameters == digest
         assert files_in(run / "6") == files_in(built / "6")
@@ -409,7 +411,7 @@ class TestInterrupted:
         again = next(step for step in ("4", "3", "2", "1") if (run / step).exists())
         (run / again / "metrics" / "metrics").write_text('{"loss": 0}')
         report = ckpttools.prune(run, finish=True)
-        assert again in steps(run) and "saved again" in report.left[0]
+        assert again in steps(run) and "saved again" in report.unchanged_steps[0]
 
     def test_prune_stops_when_kept_step_disappears(self, run, monkeypatch):
         self.begin(run, monkeypatch, 2)
@@ -426,7 +428,7 @@ class TestInterrupted:
         (run / ".ckpttools-prune" / "plan.json").write_text('{"del')
         before = steps(run) - {".ckpttools-prune"}
         report = ckpttools.prune(run, finish=True)
-        assert steps(run) == before and "it had changed nothing" in report.left[0]
+        assert steps(run) == before and "it had changed nothing" in report.unchanged_steps[0]
 
 
 class TestOverlayLowerLayers:
@@ -533,7 +535,7 @@ class TestBuckets:
             if ".ckpttools-prune/plan.json" in present:
                 begun += 1
                 report = ckpttools.prune(location, finish=not undo, undo=undo)
-                gone = {item.partition(":")[0] for item in report.left} if undo else set("12")
+                gone = {item.partition(":")[0] for item in report.unchanged_steps} if undo else set("12")
                 left = {name for name in whole if name.partition("/")[0] not in gone}
                 assert objects_at(location) == left, after
             after += 1 if after < 5 else 6
@@ -550,7 +552,7 @@ class TestBuckets:
         for name, content in again.items():
             (location / name).put(content)
         report = ckpttools.prune(location, finish=not undo, undo=undo)
-        assert any(item.startswith("1: ") for item in report.left)
+        assert any(item.startswith("1: ") for item in report.unchanged_steps)
         assert {name for name in objects_at(location) if name.startswith("1/")} == again.keys()
         assert (location / "1/items/_METADATA").read_bytes() == b"again"
 
@@ -571,7 +573,7 @@ class TestBuckets:
             (location / name).put(whole[name])
         report = ckpttools.prune(location, finish=not undo, undo=undo)
         assert {name for name in objects_at(location) if name.startswith("1/")} == {*first}
-        assert undo or report.left == ("1: it was saved again in the meantime",)
+        assert undo or report.unchanged_steps == ("1: it was saved again in the meantime",)
         assert undo or not any(name.startswith("2/") for name in objects_at(location))
 
     @pytest.mark.parametrize("marker", [None, b""])
@@ -601,7 +603,7 @@ class TestBuckets:
         objects_at(location)
         assert [item.name for item in ckpttools.ls(location).finished] == ["1", "2", "3"]
         report = ckpttools.prune(location, finish=not undo, undo=undo)
-        assert any(item.startswith("1: ") for item in report.left)
+        assert any(item.startswith("1: ") for item in report.unchanged_steps)
         assert {name for name in objects_at(location) if name.startswith("1/")} == again.keys()
         assert "1" in [item.name for item in ckpttools.ls(location).finished]
 
@@ -630,7 +632,7 @@ def test_step_saved_again_while_others_are_deleted_is_kept(gcs, tmp_path, monkey
         return take(request)
 
     monkeypatch.setattr(gcs.server, "fault", save_again)
-    (report,) = ckpttools.prune(location, keep_last=1).left
+    (report,) = ckpttools.prune(location, keep_last=1).unchanged_steps
     assert not left
     assert ("may lack files" in report) != is_whole and report.startswith("2: it was ")
     there = objects_at(location)
@@ -720,7 +722,7 @@ def check_reports(location, before: dict[str, bytes], there: set[str]) -> None:
     listing = ckpttools.ls(location)
     assert {item.name for item in listing.steps} == left
     assert {item.name for item in listing.finished} == complete
-    assert listing.latest == 3 and listing.resumes == 3
+    assert listing.latest == 3 and listing.resume_step == 3
     for step in left:
         if step in complete:
             assert ckpttools.inspect(location / step).arrays
@@ -786,7 +788,7 @@ def test_prune_command_deletes_only_with_yes(run):
         assert refused.exit_code == 2 and "exclude each other" in refused.output
     assert "Dry run: nothing was deleted" in dry and steps(run) == {str(n) for n in range(1, 7)}
     declared = json.loads(succeed("prune", run, "--keep-last", 2, "--json").output)
-    assert [item["fate"] for item in declared["steps"]] == ["deleted"] * 4 + ["kept"] * 2
+    assert [item["outcome"] for item in declared["steps"]] == ["deleted"] * 4 + ["kept"] * 2
     assert "4 steps deleted" in succeed("prune", run, "--keep-last", 2, "--yes").output
     assert "There is nothing to do" in succeed("prune", run, "--keep-last", 2).output
     assert steps(run) == {"5", "6"}

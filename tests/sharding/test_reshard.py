@@ -82,12 +82,12 @@ class TestReshard:
 
     def test_reshard_gain_is_reported(self, resharded, tmp_path):
         words = (MAXTEXT, tmp_path / "out", "--mesh", MESH, "--subchunks", "4KiB")
-        dry = json.loads(succeed("reshard", *words, "--dry-run", "--json").stdout)["gain"]
+        dry = json.loads(succeed("reshard", *words, "--dry-run", "--json").stdout)["mesh_reads"]
         declared = " ".join(ckpt("reshard", *words).output.split())
         done = ckpttools.reshard(MAXTEXT, tmp_path / "other", mesh=MESH, subchunks="4KiB")
         for name, location in (("before", MAXTEXT), ("after", tmp_path / "out")):
             loading = ckpttools.chunks(location, mesh=MESH, rules="maxtext").loading
-            assert getattr(done.gain, name) == loading
+            assert getattr(done.mesh_reads, name) == loading
             assert dry[name] == json.loads(json.dumps(asdict(loading)))
             assert f"in {loading.reads:,} reads, over-read {loading.over_read:.2f}" in declared, declared
         assert "before a device of fsdp=4,tensor=2, rules maxtext, needs" in declared
@@ -114,7 +114,7 @@ class TestReshard:
     )
     def test_mesh_advice_suggests_reshard(self, mesh, how, words):
         report = ckpttools.chunks(MAXTEXT, mesh=mesh, **how)
-        large = tuple(replace(array, piece_nbytes=1 << 23) for array in report.arrays)
+        large = tuple(replace(array, min_read_nbytes=1 << 23) for array in report.arrays)
         declared = {item.subject: with_flags(item.command) for item in advice(replace(report, arrays=large))}
         assert declared["over-read"] == f"ckpt reshard SRC DST {words}"
 

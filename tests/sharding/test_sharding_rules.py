@@ -198,15 +198,15 @@ def test_every_large_maxtext_array_has_axis_names(family):
 def test_processes_are_predicted_without_devices():
     source = GOLDEN / "llama3.1" / "hf"
     alone = chunks(source, mesh="tensor=8", rules="maxtext", processes=1).processes
-    assert (alone.fetched, alone.over_read, alone.exchanged) == (alone.needed, 1.0, 0)
+    assert (alone.fetched, alone.over_read, alone.num_exchanged) == (alone.needed, 1.0, 0)
     four = chunks(source, mesh="fsdp=2,tensor=4", rules="maxtext", processes=4).processes
-    assert four.devices == 2 and four.fetched_exchanging <= four.fetched and four.needed < alone.needed
+    assert four.devices == 2 and four.fetched_with_exchange <= four.fetched and four.needed < alone.needed
     rows = chunks(source, mesh="8", spec="axis0", processes=8).processes
-    assert rows.over_read == 1.0 and rows.exchanged == 0
+    assert rows.over_read == 1.0 and rows.num_exchanged == 0
     columns = chunks(source, mesh="8", spec="axis-1", processes=8).processes
-    assert columns.over_read > 2 and columns.exchanged > 0
-    assert columns.fetched_exchanging < 1.5 * columns.needed
-    assert (columns.broadcast, columns.fetched_single_replica) == (0, columns.fetched_exchanging)
+    assert columns.over_read > 2 and columns.num_exchanged > 0
+    assert columns.fetched_with_exchange < 1.5 * columns.needed
+    assert (columns.num_broadcast, columns.fetched_single_replica) == (0, columns.fetched_with_exchange)
 
 
 def test_single_reader_is_predicted():
@@ -214,12 +214,12 @@ def test_single_reader_is_predicted():
     result = chunks(source, mesh="data=4,fsdp=2", rules={"*": "P('fsdp')"}, processes=4)
     loading = result.processes
     # Each of four processes has a whole replica: the first reads it for all.
-    assert loading.broadcast == result.num_arrays
+    assert loading.num_broadcast == result.num_arrays
     assert loading.fetched_single_replica == loading.fetched == loading.needed == result.stored_nbytes
     # Four processes have a replica together, and four others the same one.
     eight = chunks(source, mesh="data=2,fsdp=8", rules={"*": "P('fsdp')"}, processes=8).processes
-    assert eight.broadcast == result.num_arrays and eight.fetched_single_replica == eight.needed
-    assert chunks(source, mesh="8", spec="axis0", processes=8).processes.broadcast == 0
+    assert eight.num_broadcast == result.num_arrays and eight.fetched_single_replica == eight.needed
+    assert chunks(source, mesh="8", spec="axis0", processes=8).processes.num_broadcast == 0
 
 
 @pytest.mark.parametrize(

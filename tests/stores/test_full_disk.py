@@ -71,9 +71,9 @@ def test_prune_frees_the_reported_bytes(result):
     """Also of files that only deleted steps share, and not of what is stripped by reference."""
     for before, after, _ in result[len(CASES) :]:
         report = json.loads(after["output"])
-        assert [item["fate"] for item in report["steps"]].count("deleted") == 4
-        alone = sum(item["frees"] for item in report["steps"])
+        assert [item["outcome"] for item in report["steps"]].count("deleted") == 4
+        alone = sum(item["freed_bytes"] for item in report["steps"])
         gone = len(before["files"]) - len(after["files"])
         # Of each file df counts whole pages, the last of which is half empty on average.
-        assert 0 <= before["used"] - after["used"] - report["frees"] < gone * PAGE
-        assert report["frees"] > 2 << 20 > 100_000 > alone
+        assert 0 <= before["used"] - after["used"] - report["freed_bytes"] < gone * PAGE
+        assert report["freed_bytes"] > 2 << 20 > 100_000 > alone

@@ -69,7 +69,7 @@ class TestUploads:
         (result,) = findings(there, "uploads")
         assert result["level"] == "warning" and result["fix"] == "abort-uploads"
         assert "1 incomplete upload," in result["what"] and f"{there}/0/d/data" in result["what"]
-        assert "lifecycle" in result["do"]
+        assert "lifecycle" in result["hint"]
 
     def test_fix_keeps_recent_uploads(self, gcs):
         there = f"gs://{gcs.bucket}/runs/out"
@@ -121,8 +121,8 @@ class TestLeftovers:
         for where in (location, location.parent, location.with_name("out.partial")):
             (result,) = findings(where, "leftovers")
             assert result["location"].startswith(f"{location}")
-            assert "again to resume" in result["do"]
-        assert "gcloud storage rm -r" in result["do"] and str(location) in result["do"]
+            assert "again to resume" in result["hint"]
+        assert "gcloud storage rm -r" in result["hint"] and str(location) in result["hint"]
 
     def test_doctor_keeps_interrupted_replacement(self, gcs):
         location = parse(f"gs://{gcs.bucket}/runs/out")
@@ -132,7 +132,7 @@ class TestLeftovers:
         assert ckpt(*words).exit_code == 5
         gcs.server.faults = []
         (result,) = findings(location.with_name("out.partial"), "leftovers")
-        assert result["command"] is None and "only copy" in result["do"]
+        assert result["command"] is None and "only copy" in result["hint"]
         run(*words)
 
     @pytest.mark.parametrize("name", ["lock", "content/0/items/d/data", "journal/done-1", "lock-0a"])
@@ -140,7 +140,7 @@ class TestLeftovers:
         gcs.server.put(gcs.bucket, f"runs/out.partial/{name}", b"{}")
         for where in (f"gs://{gcs.bucket}/runs", f"gs://{gcs.bucket}/runs/out.partial"):
             (result,) = findings(where, "leftovers")
-            assert "without a journal" in result["why"] and "rm -r" in result["do"]
+            assert "without a journal" in result["consequence"] and "rm -r" in result["hint"]
         assert f"runs/out.partial/{name}" in gcs.server.buckets[gcs.bucket]
 
     def test_checkpoint_named_like_staging_is_not_a_leftover(self, gcs):

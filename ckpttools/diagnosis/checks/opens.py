@@ -23,7 +23,7 @@ def _open_findings(location: Location, read: ReadOptions) -> Iterator[Finding]:
     except CheckpointError as error:
         result = finding_of(error, location, reason="no command can open it")
         where = "" if result.location == str(location) else f"{result.location}: "
-        yield Finding(result.level, str(location), where + result.what, result.why, result.do)
+        yield Finding(result.level, str(location), where + result.what, result.consequence, result.hint)
 
 
 CHECK = Check("opens", "any other reason why a checkpoint cannot be opened", _examine)

@@ -31,7 +31,7 @@ def _examine(inventory: Inventory) -> Iterator[Finding]:
     except StorageError as error:
         reason = "a process that is killed may leave some, which take up space and appear in no listing"
         finding = finding_of(error, path, INFO, reason)
-        yield Finding(INFO, str(path), finding.what, reason, f"{finding.do}; or {ruled}", command=rule)
+        yield Finding(INFO, str(path), finding.what, reason, f"{finding.hint}; or {ruled}", command=rule)
         return
     if result:
         first = min(result, key=lambda item: item.begun)

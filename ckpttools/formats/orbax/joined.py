@@ -82,7 +82,7 @@ def join_save(path: Location, hosts: Mapping[Location, Sequence[Location]], opti
 
 
 def _describe_missing(save: Save) -> str:
-    chunks = sum(item.count for item in save.missing)
+    chunks = sum(item.num_missing for item in save.missing)
     names = ", ".join(share.host.name for share in save.shares)
     if save.is_complete:
         return f"step {save.step} of {names}: complete, but not the requested step"

@@ -64,25 +64,25 @@ _MAX_CELLS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class MissingCells:
+class UnsavedChunks:
     """The cells of an array that all shares together lack.
 
     Attributes:
         path: Path of the array.
         cells: Grid indices of the chunks; empty if the metadata is missing or there are too many to list.
-        chunks: Number of chunks in the grid; 0 if unknown.
-        count: Number of missing chunks.
+        num_chunks: Number of chunks in the grid; 0 if unknown.
+        num_missing: Number of missing chunks.
     """
 
     path: Path
     cells: tuple[Shape, ...]
-    chunks: int
-    count: int
+    num_chunks: int
+    num_missing: int
 
     def __str__(self) -> str:
-        if not self.chunks:
+        if not self.num_chunks:
             return f"{keystr(self.path)}: its metadata"
-        return f"{keystr(self.path)}: {self.count:,} of {self.chunks:,} chunks"
+        return f"{keystr(self.path)}: {self.num_missing:,} of {self.num_chunks:,} chunks"
 
 
 @dataclass(frozen=True)
@@ -147,24 +147,24 @@ class Save:
         return None
 
     @cached_property
-    def missing(self) -> tuple[MissingCells, ...]:
+    def missing(self) -> tuple[UnsavedChunks, ...]:
         """The missing cells; empty if the save is complete."""
         return tuple(item for item in self._iter_missing() if item is not None)
 
-    def _iter_missing(self) -> Iterator[MissingCells | None]:
+    def _iter_missing(self) -> Iterator[UnsavedChunks | None]:
         owners = self.owners
         for path, (prefix, document) in self.arrays.items():
             if document is None:
-                yield MissingCells(path, (), 0, 0)
+                yield UnsavedChunks(path, (), 0, 0)
                 continue
             keys, chunks = document.keys, prod(document.grid)
             if chunks > len(owners) + _MAX_CELLS:
                 present = sum(key.startswith(prefix) for key in owners) - 1
-                yield MissingCells(path, (), chunks, chunks - present)
+                yield UnsavedChunks(path, (), chunks, chunks - present)
                 continue
             indices = grid_indices(document.shape, document.chunk)
             cells = tuple(cell for cell in indices if prefix + keys.key(cell) not in owners)
-            yield MissingCells(path, cells, chunks, len(cells)) if cells else None
+            yield UnsavedChunks(path, cells, chunks, len(cells)) if cells else None
 
     @cached_property
     def unnamed(self) -> tuple[str, ...]:

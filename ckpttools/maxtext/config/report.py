@@ -68,33 +68,33 @@ class Contradiction:
     Attributes:
         name: The name of the setting.
         declared: The value in the run.
-        said_in: The source of the value in the run.
+        declared_in: The source of the value in the run.
         expected: The value for the checkpoint.
         source: The source of the expected value.
     """
 
     name: str
     declared: Any
-    said_in: str
+    declared_in: str
     expected: Any
     source: str
 
 
 @dataclass(frozen=True)
-class Mistake:
+class InvalidSetting:
     """A setting that MaxText refuses, regardless of the checkpoint.
 
     Attributes:
         name: The name as given.
         declared: The value as given.
-        said_in: The source of the value.
+        declared_in: The source of the value.
         reason: The reason why MaxText refuses it.
         hint: The action to take.
     """
 
     name: str
     declared: Any
-    said_in: str
+    declared_in: str
     reason: str
     hint: str
 
@@ -111,13 +111,13 @@ class MaxTextConfig:
             there is neither.
         is_named: Whether the computation is the same, so that the name is sufficient.
         settings: All settings that describe the model, in order.
-        told: The settings that must be passed to MaxText.
+        required_settings: The settings that must be passed to MaxText.
         deviations: Differences in MaxText's computation, regardless of its settings.
         notes: Other notes for the user.
-        unread: Fields of the configuration, with their values, that have no MaxText setting but may affect
-            the computation.
+        unmapped_fields: Fields of the configuration, with their values, that have no MaxText setting but may
+            affect the computation.
         contradictions: Contradictions in the settings that were checked.
-        mistakes: Checked settings that MaxText does not have, or whose values it does not accept.
+        invalid_settings: Checked settings that MaxText does not have, or whose values it does not accept.
     """
 
     path: str
@@ -126,23 +126,23 @@ class MaxTextConfig:
     model_name: str | None
     is_named: bool
     settings: tuple[ModelSetting, ...]
-    told: tuple[ModelSetting, ...]
+    required_settings: tuple[ModelSetting, ...]
     deviations: tuple[Discrepancy, ...] = ()
     notes: tuple[str, ...] = ()
-    unread: tuple[str, ...] = ()
+    unmapped_fields: tuple[str, ...] = ()
     contradictions: tuple[Contradiction, ...] = ()
-    mistakes: tuple[Mistake, ...] = ()
+    invalid_settings: tuple[InvalidSetting, ...] = ()
 
     def __repr__(self) -> str:
         return f"<MaxTextConfig of {self.path}: {' '.join(self.arguments())}>"
 
     def as_mapping(self) -> Mapping[str, Any]:
         """Return the settings that MaxText needs, by name."""
-        return {item.name: item.value for item in self.told}
+        return {item.name: item.value for item in self.required_settings}
 
     def arguments(self) -> tuple[str, ...]:
         """Return the settings as `NAME=VALUE`, for MaxText's command line."""
-        return tuple(map(str, self.told))
+        return tuple(map(str, self.required_settings))
 
     def yaml(self) -> str:
         """Return the content of a YAML file that MaxText accepts instead of `base.yml`.

@@ -10,7 +10,7 @@ from typing import Any
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import did_you_mean
 from ckpttools.core.message_terms import option
-from ckpttools.maxtext.config.report import Mistake, ModelSetting, format_value
+from ckpttools.maxtext.config.report import InvalidSetting, ModelSetting, format_value
 from ckpttools.maxtext.versions import VERSIONS
 from ckpttools.stores.registry import parse
 
@@ -118,7 +118,7 @@ def _read_list() -> tuple[tuple[str, Kind, str, str], ...]:
     return tuple(result)
 
 
-def find_mistakes(settings: Iterable[ModelSetting], version: str) -> Iterator[Mistake]:
+def find_invalid_settings(settings: Iterable[ModelSetting], version: str) -> Iterator[InvalidSetting]:
     """Yield the settings that MaxText refuses because of their names or values.
 
     Args:
@@ -130,12 +130,12 @@ def find_mistakes(settings: Iterable[ModelSetting], version: str) -> Iterator[Mi
         kind = kinds.get(item.name)
         if kind is None:
             reason = f"MaxText {version} has no such setting"
-            yield Mistake(item.name, item.value, item.source, reason, _name_hint(item.name, version))
+            yield InvalidSetting(item.name, item.value, item.source, reason, _name_hint(item.name, version))
         elif isinstance(item.value, Mapping) and any(name.startswith(f"{item.name}.") for name in kinds):
             inner = (ModelSetting(f"{item.name}.{key}", at, item.source) for key, at in item.value.items())
-            yield from find_mistakes(inner, version)
+            yield from find_invalid_settings(inner, version)
         elif (expected := kind.expected(item.value)) is not None and not _is_empty(item):
-            yield Mistake(
+            yield InvalidSetting(
                 item.name, item.value, item.source, f"MaxText expects {expected}", _value_hint(kind, item)
             )
 

@@ -191,7 +191,7 @@ def _contradiction_error(family: Family, contradictions: Sequence[Contradiction]
     return ConfigError(
         f"no config.json of family {family.name} matches this model",
         location=SETTINGS,
-        got="; ".join(f"{item.name}={format_value(item.declared)} ({item.said_in})" for item in unique),
+        got="; ".join(f"{item.name}={format_value(item.declared)} ({item.declared_in})" for item in unique),
         expected="; ".join(f"{item.name}={format_value(item.expected)} ({item.source})" for item in unique),
         hint="correct the settings: they must be those of the run that wrote the checkpoint",
     )

@@ -40,15 +40,15 @@ class Problem:
 
     Attributes:
         what: The reason, in a sentence.
-        do: The hint; None if it depends on the intended checkpoint.
+        hint: The hint; None if it depends on the intended checkpoint.
     """
 
     what: str
-    do: str | None = None
+    hint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class RuleCheck:
     """One of the rules that MaxText tried, in order of precedence.
 
     Attributes:
@@ -77,7 +77,7 @@ class Resolution:
         path: The directory whose arrays are read; None if there is none.
         step: The step of the checkpoint, if its directory shows it.
         expected: The part of the checkpoint that is read.
-        tried: All rules in MaxText's order.
+        rules: All rules in MaxText's order.
         problems: The reasons for a failure; empty if the outcome is "loads".
         notes: Other notes for the user.
         settings: The relevant settings that are not at their defaults.
@@ -91,7 +91,7 @@ class Resolution:
     path: str | None
     step: int | None
     expected: Expected
-    tried: tuple[Tried, ...]
+    rules: tuple[RuleCheck, ...]
     problems: tuple[Problem, ...]
     notes: tuple[str, ...]
     settings: tuple[RunSetting, ...]

@@ -24,7 +24,7 @@ from ckpttools.maxtext.loading.paths import (
     unreadable_reason,
     unsupported_store_problem,
 )
-from ckpttools.maxtext.loading.report import Expected, Outcome, Problem, Resolution, Rule, Tried
+from ckpttools.maxtext.loading.report import Expected, Outcome, Problem, Resolution, Rule, RuleCheck
 from ckpttools.maxtext.loading.settings import DEFAULTS, Settings, settings_problems
 from ckpttools.maxtext.loading.weights import check_weights
 from ckpttools.maxtext.versions import Version
@@ -71,18 +71,18 @@ def resolve_run(settings: Settings, version: Version, environment: Mapping[str, 
     if problems := tuple(settings_problems(settings, version)):
         return replace(blank, verdict="refuses these settings for any checkpoint", problems=problems)
     run = find_own_run(settings, environment)
-    result = replace(blank, tried=(run.tried,), notes=(*blank.notes, *run.notes))
+    result = replace(blank, rules=(run.tried,), notes=(*blank.notes, *run.notes))
     if run.target is not None:
         others = [
-            Tried(name, text, "not inspected: the run itself takes precedence")
+            RuleCheck(name, text, "not inspected: the run itself takes precedence")
             for name, text in _named_paths(settings)
         ]
         result = _with_contents(_RuleTarget("resume", "full state", run.target), settings, version, result)
-        result = replace(result, tried=(*result.tried, *others), problems=(*run.problems, *result.problems))
+        result = replace(result, rules=(*result.rules, *others), problems=(*run.problems, *result.problems))
     elif (named := _resolve_named(settings, version)) is not None:
         path = next((text for _, text in _named_paths(settings)), None)
         result = replace(
-            result, tried=(*result.tried, Tried(named.rule, path, _found_text(named.target, path)))
+            result, rules=(*result.rules, RuleCheck(named.rule, path, _found_text(named.target, path)))
         )
         result = _with_contents(named, settings, version, result)
     adapter = _adapter(settings, version, blank, result.rule == "resume")
@@ -155,7 +155,7 @@ def _with_contents(
             raise
         except CheckpointError as error:
             reason = problem_of(error)
-            problems.append(replace(reason, do=result.target.instead or reason.do))
+            problems.append(replace(reason, hint=result.target.instead or reason.hint))
         else:
             problems += found.problems
             notes += found.notes
@@ -286,7 +286,7 @@ class OwnRun:
         is_hidden: Whether there may be more checkpoints in locations that cannot be accessed from here.
     """
 
-    tried: Tried
+    tried: RuleCheck
     target: ResolvedPath | None = None
     problems: tuple[Problem, ...] = ()
     notes: tuple[str, ...] = ()
@@ -305,17 +305,17 @@ def find_own_run(settings: Settings, environment: Mapping[str, str]) -> OwnRun:
     """
     notes: list[str] = []
     if not (_is_local(settings) or settings.flag("enable_checkpointing")):
-        return OwnRun(Tried("resume", None, "not searched: enable_checkpointing is false"))
+        return OwnRun(RuleCheck("resume", None, "not searched: enable_checkpointing is false"))
     name = settings.text("run_name") or environment.get(_JOB, "")
     local = _local_steps(settings, notes) if _is_local(settings) else None
     candidates = [] if local is None else [local]
     if not settings.flag(_MULTI_TIER):
         if not name:
             result = f"run_name is empty: MaxText creates a new one from model and time, unless {_JOB} is set"
-            return OwnRun(Tried("resume", None, result), notes=tuple(notes))
+            return OwnRun(RuleCheck("resume", None, result), notes=tuple(notes))
         base = settings.text("base_output_directory")
         if base and (problem := unsupported_store_problem(parse(base))):
-            return OwnRun(Tried("resume", base, "not inspected"), ResolvedPath(None, problems=(problem,)))
+            return OwnRun(RuleCheck("resume", base, "not inspected"), ResolvedPath(None, problems=(problem,)))
         candidates.append(list_committed_steps(_checkpoints(name, settings, notes)))
     is_hidden = _is_local(settings) and local is None
     return replace(_latest_step(candidates, settings), notes=tuple(notes), is_hidden=is_hidden)
@@ -359,11 +359,11 @@ def _local_steps(settings: Settings, notes: list[str]) -> OrbaxSteps | None:
 def _latest_step(listings: Sequence[OrbaxSteps], settings: Settings) -> OwnRun:
     """Return the latest step of all locations."""
     if not listings:
-        return OwnRun(Tried("resume", settings.text("local_checkpoint_directory"), "does not exist here"))
+        return OwnRun(RuleCheck("resume", settings.text("local_checkpoint_directory"), "does not exist here"))
     several = len(listings) > 1
     text = "; ".join(f"{entry.directory}: {entry.text}" if several else entry.text for entry in listings)
     best = max(listings, key=lambda entry: -1 if entry.latest is None else entry.latest)
-    tried = Tried("resume", str(best.directory), text)
+    tried = RuleCheck("resume", str(best.directory), text)
     if best.latest is None:
         return OwnRun(tried)
     step = best.steps[best.latest]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import did_you_mean
 from ckpttools.maxtext.config.report import ModelSetting, format_value
-from ckpttools.maxtext.config.setting_kinds import find_mistakes
+from ckpttools.maxtext.config.setting_kinds import find_invalid_settings
 from ckpttools.maxtext.loading.model_sizes import KNOWN_NAMES
 from ckpttools.maxtext.loading.report import Problem, RunSetting
 from ckpttools.maxtext.versions import Version
@@ -154,9 +154,9 @@ def _renames_before_deletion(settings: Settings) -> bool:
 
 
 def _name_problems(settings: Settings, version: Version) -> Iterator[Problem]:
-    for mistake in find_mistakes(settings.given, version.name):
-        setting = f"{mistake.name}={format_value(mistake.declared)} ({mistake.said_in})"
-        yield Problem(f"{setting}: {mistake.reason}", mistake.hint)
+    for invalid in find_invalid_settings(settings.given, version.name):
+        setting = f"{invalid.name}={format_value(invalid.declared)} ({invalid.declared_in})"
+        yield Problem(f"{setting}: {invalid.reason}", invalid.hint)
     layout = settings.text("source_checkpoint_layout")
     if layout not in LAYOUTS:
         yield Problem(
