@@ -491,6 +491,7 @@ class TestRefusals:
             "model_name=llama3.1-8b vocab_size=128256",
             "model_name=llama3.1-8b vocab_size=7 override_model_config=true",
             "checkpoint_conversion_fn=none",
+            'constant_bound_config=""',
         ],
     )
     def test_accepted_settings_have_no_problems(self, words):

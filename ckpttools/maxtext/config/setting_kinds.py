@@ -20,7 +20,8 @@ _MARK = re.compile(r"([-+])([0-9a-f]{7})$")
 # The values that pydantic accepts.
 _BOOLEAN_WORDS = frozenset(("true", "t", "yes", "y", "on", "1", "false", "f", "no", "n", "off", "0"))
 _LISTS = (list, tuple)
-# Text settings for which null means empty in MaxText.
+# Lists that may be text, as in MaxText's base.yml, and text settings for which null means empty.
+_LISTS_AS_TEXT = frozenset(("constant_bound_config",))
 _MAY_BE_EMPTY = frozenset(
     ("base_output_directory", "dump_hlo_local_module_name", "dump_hlo_module_name", "run_name")
 )
@@ -134,7 +135,7 @@ def find_invalid_settings(settings: Iterable[ModelSetting], version: str) -> Ite
         elif isinstance(item.value, Mapping) and any(name.startswith(f"{item.name}.") for name in kinds):
             inner = (ModelSetting(f"{item.name}.{key}", at, item.source) for key, at in item.value.items())
             yield from find_invalid_settings(inner, version)
-        elif (expected := kind.expected(item.value)) is not None and not _is_empty(item):
+        elif (expected := kind.expected(item.value)) is not None and not _is_special(item):
             yield InvalidSetting(
                 item.name, item.value, item.source, f"MaxText expects {expected}", _value_hint(kind, item)
             )
@@ -151,8 +152,10 @@ def _name_hint(name: str, version: str) -> str:
     return did_you_mean(name, kinds) or "leave it out"
 
 
-def _is_empty(setting: ModelSetting) -> bool:
-    return setting.value is None and setting.name in _MAY_BE_EMPTY
+def _is_special(setting: ModelSetting) -> bool:
+    """Return whether MaxText accepts a value of another type than that of the setting."""
+    value, name = setting.value, setting.name
+    return (value is None and name in _MAY_BE_EMPTY) or (isinstance(value, str) and name in _LISTS_AS_TEXT)
 
 
 def _value_hint(kind: Kind, setting: ModelSetting) -> str:
