@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 
 _FIRST_NAMES = 5
+_MAX_FOLDED = 10_000
 _LOST_TEXTS = {
     "overflowed": "became infinite or NaN",
     "saturated": "clipped",
@@ -219,8 +220,10 @@ def _warning_lines(inexact: Sequence[Note], dropped: Sequence[str]) -> Iterator[
     for text in _note_lines(inexact):
         yield "INEXACT", text
     if dropped:
-        more = ", …" if len(dropped) > _FIRST_NAMES else ""
-        yield "dropped", f"{plural(len(dropped), 'array')}: {', '.join(dropped[:_FIRST_NAMES])}{more}"
+        # Folding 90,000 names takes 3 s.
+        is_long = len(dropped) > _MAX_FOLDED
+        names = first_names(dropped, _FIRST_NAMES) if is_long else sample_names(dropped, _FIRST_NAMES)
+        yield "dropped", f"{plural(len(dropped), 'array')}: {names}"
 
 
 _COLUMN = 9

@@ -329,6 +329,7 @@ class TestDryRun:
                 {"subject": "12 arrays", "text": "cast from bfloat16 to float16: rounded", "arrays": 12}
             ],
             "dropped": [],
+            "renames": [],
             "bytes_referenced": 0,
             "bytes_unreferenced": 0,
             "links": {},
