@@ -175,8 +175,8 @@ def _require_memory(nbytes: int, memory: int) -> None:
 
 def _notes(factors: list[FactorPair], errors: Mapping[str, float], left_out: list[str]) -> Notes:
     ranks = sorted(Counter(factor.rank for factor in factors).items())
-    several = ", ".join(f"{rank} ({array_count(range(times))})" for rank, times in ranks)
-    rank_text = f"ranks {several}" if len(ranks) > 1 else f"rank {ranks[0][0]}"
+    rank_counts = ", ".join(f"{rank} ({array_count(range(times))})" for rank, times in ranks)
+    rank_text = f"ranks {rank_counts}" if len(ranks) > 1 else f"rank {ranks[0][0]}"
     worst = max(errors, key=lambda name: errors[name])
     text = f"{rank_text}; {errors[worst]:.2%} of the difference is lost in the worst matrix, {worst}"
     return Notes((Note.of_arrays(len(factors), text),), remarks=tuple(_left_out_remarks(left_out)))
@@ -237,14 +237,14 @@ def spectrum(first: LazyArray, second: LazyArray, rank: int, name: str = "") -> 
     basis = np.linalg.qr(np.random.default_rng(0).standard_normal((columns, count)))[0]
     for _ in range(_ROUNDS):
         image = np.linalg.qr(_image(first, second, basis)[0])[0]
-        back, squares = _project_back(first, second, image)
+        projected, squares = _project_back(first, second, image)
         if not np.isfinite(squares):
             raise FormatError(
                 "the difference of the matrices contains NaN or infinity", location=name or None
             )
-        basis = np.linalg.qr(back)[0]
+        basis = np.linalg.qr(projected)[0]
     # In the span of these directions, the difference is image @ back.T.
-    rotation, values, axes = np.linalg.svd(back.T, full_matrices=False)
+    rotation, values, axes = np.linalg.svd(projected.T, full_matrices=False)
     roots = np.sqrt(values)
     return Spectrum((image @ rotation) * roots, axes * roots[:, None], values, squares).cut(rank)
 

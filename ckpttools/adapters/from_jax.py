@@ -374,11 +374,11 @@ def _tunix_factors(
 ) -> Iterator[FactorPair]:
     """Yield the factors of each weight in a kernel."""
     weights = _tunix_weights(kernel)
-    several = len(weights) > 1
-    has_axes = pair.a.ndim > 1 and pair.b.ndim > 1 + several
-    if not has_axes or pair.b.shape[0] != pair.rank or (several and pair.b.shape[1] != len(weights)):
+    is_grouped = len(weights) > 1
+    has_axes = pair.a.ndim > 1 and pair.b.ndim > 1 + is_grouped
+    if not has_axes or pair.b.shape[0] != pair.rank or (is_grouped and pair.b.shape[1] != len(weights)):
         rank = pair.rank
-        parts = (rank, len(weights), "outputs") if several else (rank, "outputs")
+        parts = (rank, len(weights), "outputs") if is_grouped else (rank, "outputs")
         raise FormatError(
             "these factors do not have Tunix's layout",
             location=f"{location}, {kernel}",
@@ -387,7 +387,7 @@ def _tunix_factors(
         )
     a = swap_last_axes(_as_matrix(pair.a, pair.a.ndim - 1))
     for number, weight in enumerate(weights):
-        b = swap_last_axes(_as_matrix(take(pair.b, 1, number) if several else pair.b, 1))
+        b = swap_last_axes(_as_matrix(take(pair.b, 1, number) if is_grouped else pair.b, 1))
         yield FactorPair(names[weight] or weight, a, b, scale, pair.rank)
 
 

@@ -196,10 +196,10 @@ def assemble(
         _refuse_unnamed(save)
         for share in save.shares:
             check_no_overlap(share.host, parse(destination))
-        twins = _compare_shared_chunks(save, preferred, comparing)
+        comparison = _compare_shared_chunks(save, preferred, comparing)
         iterators = iterators_of(save)
     damage = Notes(remarks=tuple(_damage_remarks(save, shares, None if read.step is None else save.step)))
-    notes = damage + _notes(save, twins, has_iterators=iterators is not None)
+    notes = damage + _notes(save, comparison, has_iterators=iterators is not None)
     tree = _tree(save, locations[0], notes)
 
     with WriteRequest(tree, destination, **writing) as request:
@@ -332,18 +332,18 @@ def _is_damaged(share: HostShare, step: int) -> bool:
     return share.number == step and share.fault is not None
 
 
-def _notes(save: Save, twins: ReplicaComparison, *, has_iterators: bool) -> Notes:
+def _notes(save: Save, comparison: ReplicaComparison, *, has_iterators: bool) -> Notes:
     hosts = [host_text(share.host, share.processes) for share in _sorted_shares(save)[:_MAX_NAMED]]
     more = f" and {len(save.shares) - len(hosts):,} more" if len(save.shares) > len(hosts) else ""
     remarks = [f"step {save.step} of {plural(len(save.shares), 'host')}: {', '.join(hosts)}{more}"]
-    if twins.chunks:
-        same = twins.chunks - len(twins.disagreements)
+    if comparison.chunks:
+        same = comparison.chunks - len(comparison.disagreements)
         remarks.append(f"{plural(same, 'value')} that several hosts have are identical")
     remarks += [
         f"{disagreement}; {save.shares[save.owners[disagreement.key]].host} was preferred"
-        for disagreement in twins.disagreements
+        for disagreement in comparison.disagreements
     ]
-    remarks += [*_wrong_host_remarks(save, twins), *_kinship_remarks(save)]
+    remarks += [*_wrong_host_remarks(save, comparison), *_kinship_remarks(save)]
     if not has_iterators:
         remarks.append("the position of the data iterator is unknown: these hosts did not save its state")
     return Notes(remarks=tuple(remarks))
@@ -359,10 +359,10 @@ def _kinship_remarks(save: Save) -> Iterator[str]:
         yield "no array that these hosts share shows that they belong to the same run"
 
 
-def _wrong_host_remarks(save: Save, twins: ReplicaComparison) -> Iterator[str]:
+def _wrong_host_remarks(save: Save, comparison: ReplicaComparison) -> Iterator[str]:
     """Yield remarks about chunks that exist only on hosts whose other data was rejected."""
     for number in sorted(
-        {number for disagreement in twins.disagreements for number in losers(save, disagreement)}
+        {number for disagreement in comparison.disagreements for number in losers(save, disagreement)}
     ):
         if alone := keys_alone(save, number):
             host = save.shares[number].host

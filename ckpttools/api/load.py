@@ -405,11 +405,11 @@ def next_step(tree: Tree, to: str | None, template: TreeTemplate) -> str:
         model = f" and {option('model', 'HF_DIR')}" if expected == "hf" else ""
         return f"{option('like')} has {whose} names, into which {option('to', expected)}{model} converts"
     kind = (tree.metadata.config or {}).get("model_type")
-    what = f"it is a model of type {kind}" if kind else "it may be another model"
+    description = f"it is a model of type {kind}" if kind else "it may be another model"
     shown = (
         f": {action('inspect', tree.metadata.location)} lists its arrays" if tree.metadata.location else ""
     )
-    return f"check whether {option('like')} describes this checkpoint; {what}{shown}"
+    return f"check whether {option('like')} describes this checkpoint; {description}{shown}"
 
 
 def _as_maxtext(

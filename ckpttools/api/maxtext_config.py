@@ -72,7 +72,7 @@ def maxtext_config(
         stored = {item.name: item for item in _storage_settings(model, scan)}
         result = matching_model(values)
         named = None if result in version.absent_models else result
-        every = {**values, **stored}
+        all_settings = {**values, **stored}
         given = read_settings([str(item) for item in check]) if check else GivenSettings({}, False)
     base = values.get(MODEL_NAME)
     return MaxTextConfig(
@@ -81,13 +81,13 @@ def maxtext_config(
         maxtext=version.name,
         model_name=named or (base.value if base else None),
         is_named=named is not None,
-        settings=sort_settings(every),
+        settings=sort_settings(all_settings),
         required_settings=sort_settings({**required_settings(values, named), **stored}),
         deviations=tuple(deviations(model.family, model.facts, version.name)),
         notes=(*model.notes, *model_notes(model.family, model.facts)),
         unmapped_fields=tuple(Reading(model.family, model.facts).unread()),
         contradictions=(
-            *find_contradictions(given, every),
+            *find_contradictions(given, all_settings),
             *(model.fp8.contradictions(given) if model.fp8 else ()),
         ),
         invalid_settings=tuple(find_invalid_settings(given.declared, version.name)),
@@ -104,9 +104,9 @@ def _config_location(source: Source, model: ObservedModel) -> str:
 
 def _observe_source(source: Source, like: str | None, family: str | None, read: ReadOptions) -> ObservedModel:
     if not isinstance(source, Tree):
-        alone = config_alone(source, read)
-        if alone is not None:
-            return observe_config(read_json(alone.require_exists()), str(alone), family)
+        config_only = config_alone(source, read)
+        if config_only is not None:
+            return observe_config(read_json(config_only.require_exists()), str(config_only), family)
     return observe_model(opened(source, read), like, family)
 
 
@@ -119,11 +119,12 @@ def _storage_settings(model: ObservedModel, scan: bool | None) -> Iterator[Model
     if not model.stored:
         family, flags = model.family, model.facts.flags
         towers = family.unscanned_with_towers and any(flags.get(tower) for tower in family.towers)
-        beyond = family.layers_beyond_cycles(model.facts.lengths)
-        is_scanned = not (family.no_scan_reason or towers or beyond) if scan is None else scan
-        if is_scanned and beyond:
+        extra_layers = family.layers_beyond_cycles(model.facts.lengths)
+        is_scanned = not (family.no_scan_reason or towers or extra_layers) if scan is None else scan
+        if is_scanned and extra_layers:
             raise UsageError(
-                f"MaxText scans complete cycles of layers, and {plural(beyond, 'layer')} would be left over",
+                f"MaxText scans complete cycles of layers, and {plural(extra_layers, 'layer')} would be "
+                "left over",
                 hint=f"pass {option('scan', False)}",
             )
         if is_scanned:

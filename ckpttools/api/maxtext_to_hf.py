@@ -123,8 +123,8 @@ def plan_to_huggingface(
     unwanted = _TOWER_FILES if options.spelling == TEXT else ()
     config = None if model.config is None else model.config.config
     untrue = stale_files(files.sidecars, model.tree, files.config, config)
-    away = (*result, *unwanted, *untrue, ADAPTER)
-    copied = {name: file for name, file in files.sidecars.items() if name not in away}
+    dropped = (*result, *unwanted, *untrue, ADAPTER)
+    copied = {name: file for name, file in files.sidecars.items() if name not in dropped}
     sidecar_writer = WithSidecars(
         writer or writer_for(Tree({}), "safetensors"), Sidecars(copied), built=result
     )

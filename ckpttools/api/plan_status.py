@@ -134,18 +134,18 @@ def plan_status(plan: Planned, *, root: Roots = ()) -> PlanStatus:
     file = open_plan(plan)
     relocation, header = relocation_of(file, root), file.header
     destination = destination_of(header, relocation)
-    standing = output_state(header, destination)
-    if not standing.is_published and (result := find_published(file, destination)) is not None:
+    status = output_state(header, destination)
+    if not status.is_published and (result := find_published(file, destination)) is not None:
         return _complete(file, result)
-    done = finished_tasks(standing.all_records, header.tasks)
+    done = finished_tasks(status.all_records, header.tasks)
     left = {*range(header.tasks)} - done
-    parts = _stragglers([_part_status(file, item, done) for item in _latest(standing.members)])
-    for member in standing.members:
+    parts = _stragglers([_part_status(file, item, done) for item in _latest(status.members)])
+    for member in status.members:
         if member.is_alive:
             left -= {*file.tasks_of(member.share.first, member.share.stop)}
     working = [part for part in parts if part.state == "at work"]
     lasting = [item.seconds_left for item in working if item.seconds_left is not None]
-    count = _count(standing.members)
+    count = _count(status.members)
     return PlanStatus(
         header.tasks,
         len(done),
@@ -155,10 +155,10 @@ def plan_status(plan: Planned, *, root: Roots = ()) -> PlanStatus:
         max(lasting, default=None),
         destination,
         header.plan,
-        _state(standing, len(done) == header.tasks, bool(working), partial(_is_occupied, file, destination)),
-        standing.other,
+        _state(status, len(done) == header.tasks, bool(working), partial(_is_occupied, file, destination)),
+        status.other,
         tuple(parts),
-        tuple(index_ranges(sorted(left))) if standing.is_begun else (),
+        tuple(index_ranges(sorted(left))) if status.is_begun else (),
         count,
         () if count is None else tuple(_unstarted_parts(file, count, parts, left)),
     )
@@ -208,11 +208,11 @@ def _is_occupied(file: PlanFile, destination: Location, other: str) -> bool:
     return not file.header.overwrite if other else is_new(file, destination)
 
 
-def _state(standing: Standing, is_done: bool, is_at_work: bool, is_taken: Callable[[str], bool]) -> str:
-    if standing.is_published:
+def _state(status: Standing, is_done: bool, is_at_work: bool, is_taken: Callable[[str], bool]) -> str:
+    if status.is_published:
         return "published"
-    if not standing.is_begun:
-        return "taken" if is_taken(standing.other) else "not begun"
+    if not status.is_begun:
+        return "taken" if is_taken(status.other) else "not begun"
     if is_at_work:
         return "at work"
     return "done" if is_done else "stopped"

@@ -117,28 +117,28 @@ def _publish(
 ) -> Receipt | PublishedPlan:
     header = file.header
     destination = destination_of(header, relocation)
-    again = None
+    replanned = None
     while True:
-        standing = output_state(header, destination)
-        if not standing.is_published:
+        status = output_state(header, destination)
+        if not status.is_published:
             result = find_published(file, destination)
-            is_alone = not standing.is_begun and not standing.other
+            is_alone = not status.is_begun and not status.other
             if result is None and was_done and is_alone and destination.exists():
                 # The publishing process could not write a record next to the plan.
                 result = PublishedPlan(destination, header.plan, time.time())
             if result is not None:
                 return result
-            _check_done(file, standing, destination)
+            _check_done(file, status, destination)
         was_done = True
-        if again is None:
-            again = replan_file(file, relocation, prepared, code)
+        if replanned is None:
+            replanned = replan_file(file, relocation, prepared, code)
             options = WriteOptions(
-                requests=again.options.requests, overwrite=header.overwrite, observe=observe
+                requests=replanned.options.requests, overwrite=header.overwrite, observe=observe
             )
-            again = replace(again, location=destination, options=options)
-            _ = again.mesh_reads  # Computed from the source, which may no longer exist after publication.
+            replanned = replace(replanned, location=destination, options=options)
+            _ = replanned.mesh_reads  # Computed from the source, which may no longer exist after publication.
         try:
-            return again.execute(
+            return replanned.execute(
                 header.plan,
                 check_replaced=partial(check_unpublished, file, destination),
                 finalize=partial(_conclude, file, destination, warn),
@@ -162,19 +162,19 @@ def _conclude(file: PlanFile, destination: Location, warn: Callable[[str], None]
         warn(f"note     parts run again will be refused: cannot write next to {file.location}: {reason}")
 
 
-def _check_done(file: PlanFile, standing: Standing, destination: Location) -> None:
+def _check_done(file: PlanFile, status: Standing, destination: Location) -> None:
     """Raise UnfinishedError if tasks are missing, or UsageError if no part has started."""
-    count, working = file.header.tasks, active_members(standing.members)
-    if not standing.is_begun and (standing.other or destination.exists()):
+    count, working = file.header.tasks, active_members(status.members)
+    if not status.is_begun and (status.other or destination.exists()):
         raise UsageError(
             f"{destination} has no output of this plan",
-            got=f"unfinished output of another conversion: {standing.other}"
-            if standing.other
+            got=f"unfinished output of another conversion: {status.other}"
+            if status.other
             else "a checkpoint from a single run of the plan's command, or from another command",
             expected=f"the parts of plan {file.header.plan[:12]}",
             hint=f"{action('summary', str(destination))} identifies it",
         )
-    missing = sorted({*range(count)} - finished_tasks(standing.all_records, count))
+    missing = sorted({*range(count)} - finished_tasks(status.all_records, count))
     waits = f"publish with {option('wait', True)}, which waits for running parts"
     locked = in_use_error("a part is still running", working, destination, waits) if working else None
     if missing:

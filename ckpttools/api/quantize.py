@@ -72,16 +72,16 @@ def quantize(
     limits = {"max_header_bytes": max_header_bytes, "max_index_bytes": max_index_bytes}
     read = read_options({"step": step, "prefer_rank": prefer_rank, **limits})
     writer = writer_for(Tree({}), "safetensors", max_shard_size=max_shard_size)
-    back = {"like": like, "carry": carry}
+    sidecar_options = {"like": like, "carry": carry}
     with WriteRequest(source, destination, like, **writing) as request:
-        return request.complete(_plan(source, change, read, back, request.resources, writer))
+        return request.complete(_plan(source, change, read, sidecar_options, request.resources, writer))
 
 
 def _plan(
     source: Source,
     change: Quantize,
     read: ReadOptions,
-    back: Mapping[str, Any],
+    sidecar_options: Mapping[str, Any],
     resources: Resources,
     writer: Writer,
 ) -> Prepared:
@@ -92,10 +92,10 @@ def _plan(
         refuse_quantized(
             tree, hint=f"{action('maxtext_to_hf', location, 'DST')} writes them unchanged, as FP8"
         )
-        options = ToHuggingFace(**back, read=read, quantized="dequantize")
+        options = ToHuggingFace(**sidecar_options, read=read, quantized="dequantize")
         with _excluding_by_hub(change):
             return plan_to_huggingface(tree, options, resources, writer, change=change)
-    if given := [option(name, value) for name, value in back.items() if value]:
+    if given := [option(name, value) for name, value in sidecar_options.items() if value]:
         raise UsageError(
             f"{given[0]} applies only to MaxText checkpoints",
             location=tree.metadata.location or None,

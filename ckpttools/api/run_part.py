@@ -83,7 +83,9 @@ def run_part(
         SourceChangedError: A source has changed since the plan was made.
         CheckpointError: Any other failure. Finished work is kept.
     """
-    which = detect_part(parts) if part is None else parse_part(part) if isinstance(part, str) else part
+    selected_part = (
+        detect_part(parts) if part is None else parse_part(part) if isinstance(part, str) else part
+    )
     allowed = None if memory is None else parse_size_option("memory", memory)
     code = user_code(map=map, family=family)
     file = open_plan(plan)
@@ -91,7 +93,7 @@ def run_part(
     with error_in_plan(file.location):
         return part_done(
             file,
-            which,
+            selected_part,
             relocation,
             allowed,
             jobs,
@@ -204,8 +206,8 @@ def _is_all_done(file: PlanFile, destination: Location) -> bool:
     """Return whether no task is left, so that another process is publishing or has published."""
     if find_published(file, destination) is not None:
         return True
-    standing, count = output_state(file.header, destination), file.header.tasks
-    return standing.is_published or len(finished_tasks(standing.all_records, count)) == count
+    status, count = output_state(file.header, destination), file.header.tasks
+    return status.is_published or len(finished_tasks(status.all_records, count)) == count
 
 
 def _workers(file: PlanFile, memory: int, jobs: int | None, relocation: Relocation) -> int:

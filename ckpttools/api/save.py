@@ -169,13 +169,13 @@ def save_async(
         return prepared, None if host_memory is None else parse_size_option("host_memory", host_memory)
 
     prepared, allowed = plan() if processes is None else processes.run_in_all("planned", plan)
-    together = None if processes is None else prepared.together(processes)
-    run = prepared.run if together is None else together.run
+    distributed = None if processes is None else prepared.together(processes)
+    run = prepared.run if distributed is None else distributed.run
     try:
         return start(prepared.destination, holders(prepared.plan.tree), run, allowed)
     except BaseException as error:
-        if together is not None:
-            together.abort(error)
+        if distributed is not None:
+            distributed.abort(error)
         raise
 
 

@@ -208,13 +208,13 @@ class ScanSettings:
         """Return the `observe` argument of `ckpttools.run.scanning.scan` for `total` bytes."""
         if self.observe is None:
             return lambda nbytes: None
-        tell, done = self.observe, 0
-        tell(0, total)
+        notify, done = self.observe, 0
+        notify(0, total)
 
         def observe(nbytes: int) -> None:
             nonlocal done
             done += nbytes
-            tell(done, total)
+            notify(done, total)
 
         return observe
 

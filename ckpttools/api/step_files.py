@@ -110,9 +110,9 @@ def _value(file: File) -> object:
         return content
 
 
-def _describe(file: File | None, which: str = "") -> str | None:
+def _describe(file: File | None, label: str = "") -> str | None:
     if file is None:
         return None
     if file.size > _MAX_SHOWN:
-        return f"file of {file.size:,} {which}bytes"
+        return f"file of {file.size:,} {label}bytes"
     return f"file {file.read(0, file.size).decode('utf-8', 'replace')!r}"

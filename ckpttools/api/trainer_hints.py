@@ -210,11 +210,11 @@ def trainer_commands(tree: Tree, location: Location) -> Iterator[str]:
         tree: A tree whose names are neither MaxText's nor the Hub's.
         location: Location of the tree.
     """
-    beside, path = patterns_outside_model(tree), str(location)
-    if len(beside) > _MAX_SUGGESTED:
+    sidecar_patterns, path = patterns_outside_model(tree), str(location)
+    if len(sidecar_patterns) > _MAX_SUGGESTED:
         return
     hub = as_hub_model(tree, tree.metadata.config).tree
-    leaves = {at: a for at, a in hub.arrays.items() if not matches_any(dotted(at), beside)}
+    leaves = {at: a for at, a in hub.arrays.items() if not matches_any(dotted(at), sidecar_patterns)}
     weights = Tree(leaves, hub.metadata)
     is_llama = has_llama_names(map(dotted, leaves))
     result = find_unowned_arrays(weights)
@@ -225,7 +225,7 @@ def trainer_commands(tree: Tree, location: Location) -> Iterator[str]:
         return
     if not is_llama and not guess_families(weights):
         return
-    dropped = beside or None
+    dropped = sidecar_patterns or None
     to_hub = call("convert", path, "DST", format="safetensors", names="hub", drop=dropped)
     if tree.metadata.config is None:
         # The second command needs the file that the first one copies.

@@ -322,8 +322,8 @@ def _not_compared(
     if names:
         selection = manifest.selection
         kind = "parameters" if selection.parameters else "arrays"
-        which = "" if selection.pattern == "*" else f" that match {selection.pattern!r}"
-        yield f"not compared: {array_count(names)}, as the manifest is only about {kind}{which}"
+        pattern_text = "" if selection.pattern == "*" else f" that match {selection.pattern!r}"
+        yield f"not compared: {array_count(names)}, as the manifest is only about {kind}{pattern_text}"
     texts = manifest.selection.texts(tree)
     if manifest.texts is None and texts:
         yield (

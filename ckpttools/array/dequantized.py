@@ -187,9 +187,9 @@ class Dequantized(LazyArray):
     def scratch_bytes(self) -> int:
         own = sum(min(scale.nbytes, _SCALES_BYTES) + _PAGE for scale in self.scales)
         sources = max(scale.scratch_bytes for scale in (self.codes, *self.scales))
-        few = max(min(scale.size, _SCALES_BYTES // scale.dtype.itemsize) for scale in self.scales)
+        min_scales = max(min(scale.size, _SCALES_BYTES // scale.dtype.itemsize) for scale in self.scales)
         size = min(self.size, read_blocks.elements(1))
-        working = self.decoding.working_bytes(size, self.packed, few)
+        working = self.decoding.working_bytes(size, self.packed, min_scales)
         return read_blocks.scratch(self.codes.nbytes) + own + max(sources, working)
 
     def read_cost(self, region: Region) -> ReadCost:

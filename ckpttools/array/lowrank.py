@@ -249,9 +249,9 @@ class Plus(ElementwiseCombination):
         ):
             for piece in split_evenly(box, block):
                 location, shape, size = piece.relative_to(box), piece.shape, piece.size
-                sums, some = subview(total, location), subview(values, location)
+                sums, part = subview(total, location), subview(values, location)
                 self._add_block(
-                    sums, some, spare[:size].reshape(shape), result[:size].reshape(shape), scratch
+                    sums, part, spare[:size].reshape(shape), result[:size].reshape(shape), scratch
                 )
 
     def _read_addend(self, addend: LazyArray, box: Region, total: np.ndarray, scratch: Scratch) -> None:
@@ -426,9 +426,9 @@ def _multiply_scaled(
     for first in range(0, length, columns):
         others = right[:, first : first + columns]
         for start in range(0, rows, step):
-            some = left[start : start + step]
-            result = tile[: len(some) * others.shape[1]].reshape(len(some), -1)
-            _multiply(some, others, result)
+            part = left[start : start + step]
+            result = tile[: len(part) * others.shape[1]].reshape(len(part), -1)
+            _multiply(part, others, result)
             if scale != 1:
                 result *= scale
             np.copyto(out[start : start + step, first : first + columns], result, casting="same_kind")
@@ -439,11 +439,11 @@ def _multiply(left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:
     import numpy as np
 
     full_rows = len(left) // _TILE_ROWS * _TILE_ROWS
-    few = (full_rows // _TILE_ROWS, _TILE_ROWS)
+    tile_shape = (full_rows // _TILE_ROWS, _TILE_ROWS)
     np.matmul(
-        left[:full_rows].reshape(*few, left.shape[1]),
+        left[:full_rows].reshape(*tile_shape, left.shape[1]),
         right,
-        out=out[:full_rows].reshape(*few, right.shape[1]),
+        out=out[:full_rows].reshape(*tile_shape, right.shape[1]),
     )
     if full_rows < len(left):
         np.matmul(left[full_rows:], right, out=out[full_rows:])

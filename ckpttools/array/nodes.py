@@ -493,9 +493,9 @@ def concat(parts: Sequence[LazyArray], axis: int) -> LazyArray:
         )
     if len(parts) == 1:
         return parts[0]
-    ((dtype, before, behind),) = kinds
+    ((dtype, before, after),) = kinds
     length = sum(part.shape[axis] for part in parts)
-    return Concat((*before, length, *behind), dtype, tuple(parts), axis)
+    return Concat((*before, length, *after), dtype, tuple(parts), axis)
 
 
 _F32 = DTYPES["float32"]
@@ -531,8 +531,8 @@ class SeededNoise(Unstored):
         with np.errstate(over="ignore"):
             for axis, (start, stop) in enumerate(zip(region.start, region.stop, strict=True)):
                 step = prod(self.shape[axis + 1 :])
-                along = np.arange(start, stop, dtype=np.uint64) * np.uint64(step)
-                numbers += along.reshape(-1, *[1] * (region.rank - axis - 1))
+                counters = np.arange(start, stop, dtype=np.uint64) * np.uint64(step)
+                numbers += counters.reshape(-1, *[1] * (region.rank - axis - 1))
             numbers *= np.uint64(0x9E3779B97F4A7C15)
             for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
                 numbers ^= numbers >> np.uint64(shift)

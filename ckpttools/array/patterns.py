@@ -101,13 +101,13 @@ def filter_items(
     Raises:
         UsageError: There are items and none matches, since "no NaN in 0 arrays" would be a false all-clear.
     """
-    every = tuple(items)
-    result = tuple(item for item in every if matches(name(item), pattern))
-    if every and not (result or or_none):
+    all_items = tuple(items)
+    result = tuple(item for item in all_items if matches(name(item), pattern))
+    if all_items and not (result or or_none):
         raise UsageError(
             "no array has a path that matches",
             got=pattern,
-            expected=f"a pattern of full paths, such as {name(every[0])}",
+            expected=f"a pattern of full paths, such as {name(all_items[0])}",
             hint=f"put a * before and after a part of a name; {action('inspect.names', 'PATH')} shows all",
         )
     return result

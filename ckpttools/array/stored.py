@@ -339,8 +339,8 @@ class Decoded(LazyArray):
     def first_byte(self, region: Region) -> tuple[str, int]:
         """Return an approximate location: later elements are assumed to have later encoded bytes."""
         before = next(contiguous_runs(self.shape, region), (0, 0))[0]
-        ahead = before * self.encoded.nbytes // max(1, self.size)
-        return self.encoded.source.path, self.encoded.offset + ahead
+        estimate = before * self.encoded.nbytes // max(1, self.size)
+        return self.encoded.source.path, self.encoded.offset + estimate
 
 
 _PYTHON_DTYPES: Mapping[type, str] = {bool: "bool", int: "int64", float: "float64"}

@@ -321,9 +321,9 @@ def collision(path: Path) -> FormatError:
 
 def refuse_collisions(paths: Iterable[Path]) -> None:
     """Raise FormatError if a path occurs twice."""
-    twice = next((path for path, count in Counter(paths).items() if count > 1), None)
-    if twice is not None:
-        raise collision(twice)
+    duplicates = next((path for path, count in Counter(paths).items() if count > 1), None)
+    if duplicates is not None:
+        raise collision(duplicates)
 
 
 def by_name(arrays: Mapping[Path, T]) -> dict[str, T]:
@@ -337,9 +337,9 @@ def by_name(arrays: Mapping[Path, T]) -> dict[str, T]:
         paths: dict[str, list[str]] = {}
         for path in arrays:
             paths.setdefault(dotted(path), []).append(keystr(path))
-        twice = [f"{name}: {' and '.join(item)}" for name, item in paths.items() if len(item) > 1]
+        duplicates = [f"{name}: {' and '.join(item)}" for name, item in paths.items() if len(item) > 1]
         raise FormatError(
-            "several arrays have one name, keys joined by dots:" + listing(twice), hint="rename them"
+            "several arrays have one name, keys joined by dots:" + listing(duplicates), hint="rename them"
         )
     return named
 

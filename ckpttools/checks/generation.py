@@ -81,9 +81,9 @@ def _ids_beyond(model: ModelDirectory, settings: Mapping[str, Any]) -> Iterator[
     """Yield each setting with an ID beyond the vocabulary: name, ID and number of rows."""
     rows = model.text_config.get("vocab_size")
     for name in _IDS:
-        beyond = [item for item in _ids(settings.get(name)) if type(rows) is int and item >= rows]
-        if beyond and type(rows) is int:
-            yield name, beyond[0], rows
+        out_of_range = [item for item in _ids(settings.get(name)) if type(rows) is int and item >= rows]
+        if out_of_range and type(rows) is int:
+            yield name, out_of_range[0], rows
 
 
 def _ids(value: Any) -> list[int]:

@@ -82,23 +82,26 @@ def _findings(
 ) -> Iterator[ModelFinding]:
     declared = model.quantized.declared
     is_scaled = bool(declared) or any(item.scales for item in weights)
-    bare = [item for item in weights if item.is_bare] if is_scaled else []
-    if bare:
-        yield _missing_scales_finding(model, bare, len(weights))
+    without_scales = [item for item in weights if item.is_bare] if is_scaled else []
+    if without_scales:
+        yield _missing_scales_finding(model, without_scales, len(weights))
     if weights and not declared:
         yield _undeclared_finding(model, weights)
     elif declared and not weights:
         yield _not_quantized(model, declared)
-    elif declared and not bare:
+    elif declared and not without_scales:
         yield _supported_finding(model, weights, declared, is_read=is_read)
 
 
-def _missing_scales_finding(model: ModelDirectory, bare: list[QuantizedWeight], count: int) -> ModelFinding:
+def _missing_scales_finding(
+    model: ModelDirectory, without_scales: list[QuantizedWeight], count: int
+) -> ModelFinding:
     return ModelFinding(
         "error",
         CHECK.name,
         model.location,
-        f"{len(bare)} of {count} quantized weights have no scale, such as {bare[0].name} ({bare[0].dtype})",
+        f"{len(without_scales)} of {count} quantized weights have no scale, such as "
+        f"{without_scales[0].name} ({without_scales[0].dtype})",
         "without scales their values are unknown; a program that loads them anyway computes nonsense",
         "fetch the checkpoint again, with all of its shards",
     )

@@ -158,23 +158,23 @@ def _file_cells(group: _FileLine) -> list[str]:
 
 def _group_files(files: Sequence[FileChunks]) -> Iterator[_FileLine]:
     """Show a few data files one by one, or group many by directory and kind."""
-    few = sum(file.kind == "data" for file in files) <= _MAX_FILES
+    is_detailed = sum(file.kind == "data" for file in files) <= _MAX_FILES
     groups: dict[tuple[str, str], list[FileChunks]] = defaultdict(list)
     for file in files:
-        groups[_file_location(file, few), file.kind].append(file)
+        groups[_file_location(file, is_detailed), file.kind].append(file)
     for (location, _), members in groups.items():
         name = members[0].name if len(members) == 1 else f"{location} ({len(members):,} files)"
         yield _FileLine(name, members)
 
 
-def _file_location(file: FileChunks, few: bool) -> str:
+def _file_location(file: FileChunks, is_detailed: bool) -> str:
     """Return the label under which a file is grouped with similar ones."""
     if file.kind == "other":
         return "metadata"
     last = file.name.rpartition("/")[2]
     if last in _DOCUMENTS:
         return f"*/{last}"
-    return file.name if few and file.kind == "data" else _directory(file.name)
+    return file.name if is_detailed and file.kind == "data" else _directory(file.name)
 
 
 def _directory(name: str) -> str:

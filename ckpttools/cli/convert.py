@@ -160,10 +160,10 @@ class ConvertCommand(WriteCommand):
             if "extra argument" not in error.message:
                 raise
             # The words may be several sources and the directory for all of them.
-            many = self._as_group.make_context(
+            multi_context = self._as_group.make_context(
                 info_name, [*words, _INTO, "DIR"], parent, resilient_parsing=True
             )
-            *_, last = map(str, many.params["sources"])
+            *_, last = map(str, multi_context.params["sources"])
             line = shlex.split(command_line())
             position = len(line) - 1 - line[::-1].index(last) if last in line else len(line)
             line = [*line[:position], *line[position + 1 :], _INTO, last]
@@ -265,10 +265,10 @@ def _name_of(source: Location) -> str:
 
 def _require_unique(pairs: Sequence[tuple[Location, Location]]) -> None:
     count = Counter(destination for _, destination in pairs)
-    if twice := next((item for item, times in count.items() if times > 1), None):
-        shared = [str(source) for source, destination in pairs if destination == twice]
+    if duplicate := next((item for item, times in count.items() if times > 1), None):
+        shared = [str(source) for source, destination in pairs if destination == duplicate]
         raise UsageError(
-            f"several sources would become {twice}",
+            f"several sources would become {duplicate}",
             got=", ".join(shared),
             hint="convert these one at a time: SRC DST",
         )

@@ -27,13 +27,13 @@ def demo(directory: Path | None) -> None:
       $ ckpt demo
     """
     with _demo_directory(directory) as location:
-        source, target, back = location / "hf", location / "maxtext", location / "back"
+        source, target, round_trip = location / "hf", location / "maxtext", location / "back"
         _make_model(source)
         _run_command("convert", "hf-to-maxtext", source, target)
         _run_command("inspect", "tree", target)
         _load(source, target)
-        _run_command("convert", "maxtext-to-hf", target, back)
-        _run_command("diff", source, back)
+        _run_command("convert", "maxtext-to-hf", target, round_trip)
+        _run_command("diff", source, round_trip)
 
 
 @contextmanager

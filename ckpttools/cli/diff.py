@@ -421,9 +421,13 @@ def _measure_text(members: Sequence[ArrayDiff]) -> Iterator[str]:
                 *([f"{nan:,} NaN on one side"] if (nan := sum(part.nan for part in parts)) else []),
             ]
         )
-        beyond = sum(part.num_exceeding for part in parts)
-        if beyond != differing:
-            yield f"{beyond:,} of them beyond the tolerances" if beyond else "all within the tolerances"
+        num_exceeding = sum(part.num_exceeding for part in parts)
+        if num_exceeding != differing:
+            yield (
+                f"{num_exceeding:,} of them beyond the tolerances"
+                if num_exceeding
+                else "all within the tolerances"
+            )
     elif members[0].outcome == "dtype":
         yield "the same numbers"
     other = sum(part.other_bits for part in parts)
@@ -446,9 +450,9 @@ def _position_text(group: Sequence[ArrayDiff]) -> str:
     from ckpttools.compare.renames import indices
 
     numbers = ", ".join(f"{word} {number}" for word, number in indices(first.name))
-    which = f" in {numbers}" if len(group) > 1 and numbers else ""
+    layers_text = f" in {numbers}" if len(group) > 1 and numbers else ""
     index = ", ".join(map(str, first.deviation.first))
-    return f", the first at [{index}]{which}"
+    return f", the first at [{index}]{layers_text}"
 
 
 def _ulp_text(ulps: Sequence[int | None]) -> list[str]:

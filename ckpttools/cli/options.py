@@ -168,7 +168,7 @@ def flag_help(option: Option) -> str:
 
 
 def _make_flag(option: Option, *, is_parsed: bool = True, **settings: Any) -> Decorator:
-    spelling, many = option.flag or flag(option.name), option.many
+    spelling, is_repeatable = option.flag or flag(option.name), option.many
     settings = {"cls": PanelOption, "declared": option, **settings}
     settings |= {"help": flag_help(option), "required": option.is_required}
     if option.complete is not None:
@@ -180,8 +180,8 @@ def _make_flag(option: Option, *, is_parsed: bool = True, **settings: Any) -> De
         switch = f"{spelling}/{negative}" if negative else spelling
         return click.option(switch, option.name, is_flag=True, **settings)
     settings |= {"type": _click_type(option, is_parsed), "metavar": option.metavar}
-    if many is not None:
-        settings |= {"multiple": True, "callback": lambda context, param, values: many(values)}
+    if is_repeatable is not None:
+        settings |= {"multiple": True, "callback": lambda context, param, values: is_repeatable(values)}
     elif option.default is not None:
         settings |= {"default": option.default, "show_default": True}
     return click.option(*filter(None, (option.short, spelling)), option.name, **settings)

@@ -287,8 +287,8 @@ def status_lines(result: PlanStatus, plan: str) -> Iterator[str]:
         if not (is_folded and part.state == "done"):
             yield f"{part.part:<8} {_part_text(part)}"
     if result.missing:
-        which = f"{plural(result.tasks_missing, 'task')}: {_group_parts(result.missing)}"
-        yield f"missing  {which}; no process is working on them"
+        parts_text = f"{plural(result.tasks_missing, 'task')}: {_group_parts(result.missing)}"
+        yield f"missing  {parts_text}; no process is working on them"
 
 
 def _parts_text(result: PlanStatus, count: int) -> str:
@@ -299,8 +299,8 @@ def _parts_text(result: PlanStatus, count: int) -> str:
     states["done"] += count - len(own) - len(result.not_started)
     values = [f"{states[state]} {state}" for state in _ORDER if states[state]]
     if result.not_started:
-        which = _group_parts(index_ranges(result.not_started), f"/{count}")
-        values.append(f"{len(result.not_started)} not begun ({which})")
+        parts_text = _group_parts(index_ranges(result.not_started), f"/{count}")
+        values.append(f"{len(result.not_started)} not begun ({parts_text})")
     others = [part.part for part in result.parts if part.state == "at work" and part.part not in own]
     if others:
         values.append(f"{len(others)} of other divisions at work ({', '.join(others[:_MAX_GROUPS])})")

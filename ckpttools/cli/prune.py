@@ -96,10 +96,10 @@ def _report_lines(report: PruneReport) -> Iterator[str]:
         words = {"finish": "finished", "undo": "undone"}
         yield f"The prune that was interrupted {'is' if report.is_done else 'would be'} {words[report.what]}."
     else:
-        gone = sum(step.outcome == "deleted" for step in report.steps)
+        num_deleted = sum(step.outcome == "deleted" for step in report.steps)
         stripped = sum(step.outcome == "stripped" for step in report.steps)
         freed = format_disk(report.freed_bytes)
-        summary = f"{plural(gone, 'step')} deleted, {stripped} stripped, {freed} freed at least"
+        summary = f"{plural(num_deleted, 'step')} deleted, {stripped} stripped, {freed} freed at least"
         yield summary if report.is_done else f"would be: {summary}"
         if stripped and not report.is_copied:
             yield "Stripped steps keep their complete data files; --copy frees more."

@@ -219,8 +219,8 @@ def _visible_length(placed: PlacedText, guide: str) -> int:
 
 
 def _text(placed: PlacedText, styles: Styles | None = None) -> str:
-    looks = styles or {}
-    return "".join(space + _style_line(text, looks.get(column)) for space, column, text in placed)
+    cell_styles = styles or {}
+    return "".join(space + _style_line(text, cell_styles.get(column)) for space, column, text in placed)
 
 
 def _style_line(text: str, style: Mapping[str, Any] | None) -> str:

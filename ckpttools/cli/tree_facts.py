@@ -152,8 +152,10 @@ def _quantization_text(result: Quantization, *, is_maxtext: bool) -> str:
         return f"none left; the original model was: {scheme}"
     if not result.num_weights:
         return f"{scheme} (config.json), but no weight is quantized"
-    bare = f", {result.num_without_scales:,} of them without scales" if result.num_without_scales else ""
-    return f"{scheme}; {plural(result.num_weights, 'weight')}{bare}"
+    without_scales = (
+        f", {result.num_without_scales:,} of them without scales" if result.num_without_scales else ""
+    )
+    return f"{scheme}; {plural(result.num_weights, 'weight')}{without_scales}"
 
 
 def _other_arrays_text(report: TreeReport) -> Iterator[tuple[str, str]]:

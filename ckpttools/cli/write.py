@@ -356,10 +356,10 @@ def make_command(
     command = combine_options(*decorators)(body)
     result = click.command(name, cls, help=text.replace("\nExamples:", "\n\b\nExamples:"))(command)
     flags = Counter(opt for param in result.params for opt in (*param.opts, *param.secondary_opts))
-    if twice := sorted(item for item, count in flags.items() if count > 1):
+    if duplicates := sorted(item for item, count in flags.items() if count > 1):
         raise UsageError(
             f"the plug-in {name} declares options that all commands have",
-            got=", ".join(twice),
+            got=", ".join(duplicates),
             expected="other names",
         )
     return result

@@ -161,41 +161,41 @@ def _measures(
     for name, array in a.items():
         by_dtypes.setdefault((array.dtype, b[name].dtype), {})[name] = array
     pairs = [pair for arrays in by_dtypes.values() for pair in side_by_side(arrays, b)]
-    look = _PairMeasurer(pairs, tolerances)
-    items: list[Item] = [(whole.array, other) for whole, other in pairs]
+    measurer = _PairMeasurer(pairs, tolerances)
+    items: list[Item] = [(full.array, other) for full, other in pairs]
     seen = scan(
         items,
-        look.compare,
+        measurer.compare,
         memory=memory,
         jobs=jobs,
         scratch=SCRATCH_BYTES,
         reserved=estimate_names_bytes(a),
         observe=observe,
-        name=look.name,
+        name=measurer.name,
     )
     result: dict[str, tuple[Deviation, Distance]] = {}
     partial: dict[int, _Measured] = {}
     unmeasured: dict[int, list[Region]] = {}
     for index, pieces in groupby(seen, key=lambda item: item.index):
-        known, alike = _Measured(), list[Region]()
+        known, equal_regions = _Measured(), list[Region]()
         for piece in pieces:
             if piece.result is None:
-                alike.append(piece.region)
+                equal_regions.append(piece.region)
             else:
                 _merge(known, piece.result)
-        if known and alike:
-            partial[index], unmeasured[index] = known, alike
+        if known and equal_regions:
+            partial[index], unmeasured[index] = known, equal_regions
         else:
-            result |= look.finished(index, known)
+            result |= measurer.finished(index, known)
     if partial:
-        _add_alike(look, partial, unmeasured, memory, jobs)
+        _add_alike(measurer, partial, unmeasured, memory, jobs)
     for index, known in partial.items():
-        result |= look.finished(index, known)
+        result |= measurer.finished(index, known)
     return result
 
 
 def _add_alike(
-    look: _PairMeasurer,
+    measurer: _PairMeasurer,
     partial: Mapping[int, _Measured],
     unmeasured: Mapping[int, Sequence[Region]],
     memory: int,
@@ -203,16 +203,16 @@ def _add_alike(
 ) -> None:
     """Add the bit-identical regions of pairs, by index, to what is known of them. Reads one side."""
     indices, regions = list(partial), iter(unmeasured.values())
-    items: list[Item] = [(look.pairs[index][0].array,) for index in indices]
+    items: list[Item] = [(measurer.pairs[index][0].array,) for index in indices]
     rest = scan(
         items,
-        lambda k, *piece: look.measure_alike(indices[k], *piece),
+        lambda k, *piece: measurer.measure_alike(indices[k], *piece),
         memory=memory,
         jobs=jobs,
         cut=lambda item, limit: (part for region in next(regions) for part in split_evenly(region, limit)),
         scratch=SCRATCH_BYTES,
         reserved=estimate_names_bytes(name for known in partial.values() for name in known),
-        name=lambda k: look.name(indices[k]),
+        name=lambda k: measurer.name(indices[k]),
     )
     for item in rest:
         _merge(partial[indices[item.index]], item.result)
@@ -242,8 +242,8 @@ class _PairMeasurer:
         return self.pairs[index][0].name
 
     def dtypes(self, index: int) -> tuple[DType, DType]:
-        whole, other = self.pairs[index]
-        return whole.array.dtype, other.dtype
+        full, other = self.pairs[index]
+        return full.array.dtype, other.dtype
 
     def compare(
         self, index: int, region: Region, values: tuple[np.ndarray, ...], scratch: Scratch
@@ -267,9 +267,9 @@ class _PairMeasurer:
         self, index: int, region: Region, values: tuple[np.ndarray, ...], scratch: Scratch
     ) -> _Measured:
         """Measure the parts of a piece, block by block."""
-        whole, dtypes, result = self.pairs[index][0], self.dtypes(index), _Measured()
+        full, dtypes, result = self.pairs[index][0], self.dtypes(index), _Measured()
         for block in split_evenly(region, block_elements(dtypes)):
-            sides = [whole.split(block, subview(item, block.relative_to(region))) for item in values]
+            sides = [full.split(block, subview(item, block.relative_to(region))) for item in values]
             for parts in zip(*sides, strict=True):
                 name, inner, _ = parts[0]
                 mine, *others = (np.ascontiguousarray(view) for _, _, view in parts)

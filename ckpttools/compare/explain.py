@@ -120,12 +120,16 @@ def _explain_group(
         result = _first_fitting(case, ranked, room)
         known |= result.keys()
         yield case.name, [item for hypotheses in result.values() for item in hypotheses]
-    some = [item for item in ranked if item in known]
+    candidates = [item for item in ranked if item in known]
     for number, case in enumerate(cases):
         if number % step:
             yield (
                 case.name,
-                [item for hypotheses in _first_fitting(case, some, room).values() for item in hypotheses],
+                [
+                    item
+                    for hypotheses in _first_fitting(case, candidates, room).values()
+                    for item in hypotheses
+                ],
             )
 
 

@@ -52,12 +52,12 @@ def hints_after_verify(
             pattern = option("drop", "PATTERN")
             return (f"{pattern} compares without arrays that were left out on purpose",)
         return _parameter_hints(result, compared)
-    alone = f"{option('parameters', True)} compares only the parameters"
+    parameters_hint = f"{option('parameters', True)} compares only the parameters"
     if rest and dtypes:
-        return (f"two options are needed: {alone}, and {cast}",)
+        return (f"two options are needed: {parameters_hint}, and {cast}",)
     if dtypes:
         return (f"values were not compared where dtypes differ: {cast}",)
-    return (alone,) if rest else ()
+    return (parameters_hint,) if rest else ()
 
 
 def _parameter_hints(result: Collection[Difference], compared: str) -> tuple[str, ...]:
@@ -135,8 +135,8 @@ def hints_after_diff(
         return (f"{same}: with a tolerance, such as {option('atol', 1e-45)}, these are equal",)
     known = parameters_among(arrays)
     if known and all(item.outcome == "equal" for item in result if item.name in known):
-        alone = f"{_verify(a, b, parameters=True)} compares all of them and nothing else"
-        return (f"none of the parameters that were compared differs: {alone}",)
+        parameters_hint = f"{_verify(a, b, parameters=True)} compares all of them and nothing else"
+        return (f"none of the parameters that were compared differs: {parameters_hint}",)
     if all(item.outcome == "dtype" for item in differing):
         return (f"the numbers are the same: with {option('ignore_dtype', True)} they are equal in any dtype",)
     widths = {_widths(item) for item in differing if _is_rounded(item)}

@@ -152,13 +152,13 @@ def _root(square: int, bits: int) -> float:
         return inf
 
 
-def _root_of_ratio(part: int, whole: int) -> float:
+def _root_of_ratio(part: int, total: int) -> float:
     """Return the root of a ratio as a float; 0 for 0 / 0."""
-    if not whole:
+    if not total:
         return inf if part else 0.0
-    bits = max(0, 128 + whole.bit_length() - part.bit_length())
+    bits = max(0, 128 + total.bit_length() - part.bit_length())
     bits += bits % 2
-    return _root((part << bits) // whole, bits)
+    return _root((part << bits) // total, bits)
 
 
 def sums(
@@ -185,7 +185,7 @@ def sums(
     room = min(_PART, left.size)
     with (
         scratch.take((3, room), _DOUBLE) as doubles,
-        scratch.take((room,), _SINGLE) as singles,
+        scratch.take((room,), _SINGLE) as float32_buffer,
         np.errstate(over="ignore", invalid="ignore", under="ignore"),
     ):
         for start in range(0, left.size, room or 1):
@@ -193,21 +193,21 @@ def sums(
             found = None
             if is_simple and is_sparse:
                 where = np.flatnonzero(sides[0] != sides[1]) if b is not None else np.empty(0, np.intp)
-                found = _of_sparse(sides, where, dtypes, doubles, singles)
+                found = _of_sparse(sides, where, dtypes, doubles, float32_buffer)
             elif is_simple:
-                found = _of_dense(sides, dtypes, doubles, singles)
+                found = _of_dense(sides, dtypes, doubles, float32_buffer)
             total += _of_any(*sides, dtypes) if found is None else Sums.of(sides[0].size, found)
     return total
 
 
 def _of_dense(
-    sides: Sides, dtypes: tuple[DType, DType], doubles: np.ndarray, singles: np.ndarray
+    sides: Sides, dtypes: tuple[DType, DType], doubles: np.ndarray, float32_buffer: np.ndarray
 ) -> Products | None:
     """Return the products of elements; None if float64 may not hold all of them."""
-    x, y, apart = doubles[:, : sides[0].size]
-    _widen(sides[0], dtypes[0], x, singles)
-    _widen(sides[1], dtypes[1], y, singles)
-    a, b, difference = _product(x, x), _product(y, y), _product(np.subtract(x, y, out=apart), apart)
+    x, y, gaps = doubles[:, : sides[0].size]
+    _widen(sides[0], dtypes[0], x, float32_buffer)
+    _widen(sides[1], dtypes[1], y, float32_buffer)
+    a, b, difference = _product(x, x), _product(y, y), _product(np.subtract(x, y, out=gaps), gaps)
     if not all(_is_held(item, dtypes) for item in (a, b, difference)):
         return None
     # The law of cosines saves a product, but digits are lost if one norm is much larger. Sums of squares may
@@ -221,19 +221,19 @@ def _of_sparse(
     where: np.ndarray,
     dtypes: tuple[DType, DType],
     doubles: np.ndarray,
-    singles: np.ndarray,
+    float32_buffer: np.ndarray,
 ) -> Products | None:
     """Return the same for elements that have different bits in few locations."""
     x, y = doubles[0, : sides[0].size], doubles[1, : where.size]
-    _widen(sides[0], dtypes[0], x, singles)
-    _widen(sides[1][where], dtypes[1], y, singles)
+    _widen(sides[0], dtypes[0], x, float32_buffer)
+    _widen(sides[1][where], dtypes[1], y, float32_buffer)
     differing = x[where]
     x[where] = 0
-    same, apart = _product(x, x), differing - y
+    same, gaps = _product(x, x), differing - y
     a, b, difference = (
         same + _product(differing, differing),
         same + _product(y, y),
-        _product(apart, apart),
+        _product(gaps, gaps),
     )
     if not (_is_held(a, dtypes) and _is_held(b, dtypes) and (not where.size or _is_held(difference, dtypes))):
         return None
@@ -246,12 +246,12 @@ def _is_held(squares: float, dtypes: tuple[DType, DType]) -> bool:
     return (_LEAST < squares < inf) if can_be_lost else (0 <= squares < inf)
 
 
-def _widen(carriers: np.ndarray, dtype: DType, out: np.ndarray, singles: np.ndarray) -> None:
+def _widen(carriers: np.ndarray, dtype: DType, out: np.ndarray, float32_buffer: np.ndarray) -> None:
     """Convert elements to float64."""
     if wide(dtype) == _DOUBLE:
         widen(carriers, dtype, out)
     else:
-        narrow = singles[: carriers.size]
+        narrow = float32_buffer[: carriers.size]
         widen(carriers, dtype, narrow)
         np.copyto(out, narrow)
 
@@ -259,9 +259,9 @@ def _widen(carriers: np.ndarray, dtype: DType, out: np.ndarray, singles: np.ndar
 def _product(x: np.ndarray, y: np.ndarray) -> float:
     """Return the sum of x * y."""
     # BLAS starts threads of its own for rows of more than 10,000.
-    whole = x.size // _ROW * _ROW
-    rows = np.vecdot(x[:whole].reshape(-1, _ROW), y[:whole].reshape(-1, _ROW))
-    return float(np.add.reduce(rows)) + float(np.vdot(x[whole:], y[whole:]))
+    total = x.size // _ROW * _ROW
+    rows = np.vecdot(x[:total].reshape(-1, _ROW), y[:total].reshape(-1, _ROW))
+    return float(np.add.reduce(rows)) + float(np.vdot(x[total:], y[total:]))
 
 
 def _of_any(a: np.ndarray, b: np.ndarray, dtypes: tuple[DType, DType]) -> Sums:
@@ -278,18 +278,18 @@ def _of_part(a: np.ndarray, b: np.ndarray, dtypes: tuple[DType, DType]) -> Sums:
     x, y = x[finite], y[finite]
     # float64 cannot distinguish all 64-bit integers.
     steps = steps_between(a, b, dtypes) if all(dtype.is_whole for dtype in dtypes) else None
-    apart = None if steps is None else steps.astype(_DOUBLE)
+    gaps = None if steps is None else steps.astype(_DOUBLE)
     if np.iscomplexobj(x) or np.iscomplexobj(y):
         x, y = (np.ascontiguousarray(item, np.complex128).view(_DOUBLE) for item in (x, y))
     (x, high), (y, low) = _scale_near_one(x), _scale_near_one(y)
-    if apart is None:
+    if gaps is None:
         # Halves, as the difference of the largest numbers is infinite.
-        apart = np.ldexp(x, high - max(high, low) - 1) - np.ldexp(y, low - max(high, low) - 1)
-        apart, shift = _scale_near_one(apart)
+        gaps = np.ldexp(x, high - max(high, low) - 1) - np.ldexp(y, low - max(high, low) - 1)
+        gaps, shift = _scale_near_one(gaps)
         shift += max(high, low) + 1
     else:
-        apart, shift = _scale_near_one(apart)
-    products = _product(x, x), _product(y, y), _product(x, y), _product(apart, apart)
+        gaps, shift = _scale_near_one(gaps)
+    products = _product(x, x), _product(y, y), _product(x, y), _product(gaps, gaps)
     return Sums.of(int(np.count_nonzero(finite)), products, (2 * high, 2 * low, high + low, 2 * shift))
 
 

@@ -239,8 +239,8 @@ def _convert_mapping(value: Any, key: Any, kind: Any) -> Any:
     return value if _are_same(value.values(), converted.values()) else converted
 
 
-def _are_same(some: Iterable[object], others: Iterable[object]) -> bool:
-    return all(a is b for a, b in zip(some, others, strict=True))
+def _are_same(values: Iterable[object], others: Iterable[object]) -> bool:
+    return all(a is b for a, b in zip(values, others, strict=True))
 
 
 def _is_instance(value: object, kind: Any) -> bool:

@@ -145,14 +145,14 @@ def _add_standard_fields(owner: type, name: str) -> Callable[..., Any]:
     """Return the method that the standard library generates for a class with the same fields."""
     fields = dataclasses.fields(owner)
     members = {"__annotations__": {field.name: object for field in fields}, **dict(map(_copy_field, fields))}
-    twin: type = dataclasses.dataclass(
+    standard_class: type = dataclasses.dataclass(
         type(owner.__name__, (), {"__doc__": "", **members}),
         init=False,
         repr=name == "__repr__",
         eq=name != "__repr__",
         frozen=name == "__hash__",
     )
-    method: Callable[..., Any] = vars(twin)[name]
+    method: Callable[..., Any] = vars(standard_class)[name]
     return method
 
 

@@ -257,18 +257,18 @@ class MissingPathError(StorageError):
     exit_code = 2
 
 
-def system_error(doing: str, path: object, error: OSError, hint: str | None = None) -> StorageError:
+def system_error(activity: str, path: object, error: OSError, hint: str | None = None) -> StorageError:
     """Convert an OSError, keeping its message.
 
     Args:
-        doing: What failed, such as "cannot read".
+        activity: What failed, such as "cannot read".
         path: Path of the file.
         error: The original error; if the path does not exist, the result is a MissingPathError.
         hint: What to do.
     """
     is_missing = isinstance(error, (FileNotFoundError, NotADirectoryError))
     return (MissingPathError if is_missing else StorageError)(
-        f"{doing} {path}", got=f"{error.strerror} (errno {error.errno})", hint=hint
+        f"{activity} {path}", got=f"{error.strerror} (errno {error.errno})", hint=hint
     )
 
 

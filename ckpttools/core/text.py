@@ -69,8 +69,8 @@ def first_names(names: Sequence[str], limit: int = 1) -> str:
 def first_and_last(numbers: Sequence[int], limit: int = 8) -> str:
     """Format numbers, abbreviating long lists: "1, 2, 3, 4, …, 97, 98, 99, 100"."""
     half = limit // 2
-    few = [*numbers[:half], "…", *numbers[-half:]] if len(numbers) > limit else numbers
-    return ", ".join(map(str, few))
+    shortened = [*numbers[:half], "…", *numbers[-half:]] if len(numbers) > limit else numbers
+    return ", ".join(map(str, shortened))
 
 
 def format_type(dtype: object, shape: Iterable[object]) -> str:

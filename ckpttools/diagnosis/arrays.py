@@ -66,9 +66,11 @@ def _files(database: Entries, item: ListedItem) -> Iterator[Finding]:
         if not path.may_read():
             do = f"chmod u+r {quote_local_path(path)}"
             yield Finding(ERROR, str(path), "no permission to read it", _UNREADABLE_TEXT, do, command=do)
-        beyond = [end for end in result if end > size]
-        if beyond:
-            problem = f"{len(beyond)} of {len(result)} entries end beyond its {size} bytes, at {max(beyond)}"
+        late_ends = [end for end in result if end > size]
+        if late_ends:
+            problem = (
+                f"{len(late_ends)} of {len(result)} entries end beyond its {size} bytes, at {max(late_ends)}"
+            )
             yield Finding(ERROR, str(path), problem, "it was truncated: those chunks cannot be read", _COPY)
 
 
@@ -156,26 +158,30 @@ def _lost_data_finding(item: ListedItem, names: Sequence[str], *, everything: bo
 
 
 def _zarr_version_findings(item: ListedItem, names: Sequence[str]) -> Iterator[Finding]:
-    says = item.says("use_zarr3")
+    has_key = item.says("use_zarr3")
     documents = item.tables.documents if item.tables else {}
-    document = {True: zarr3.DOCUMENT, False: zarr2.DOCUMENT}.get(says) if isinstance(says, bool) else None
+    document = (
+        {True: zarr3.DOCUMENT, False: zarr2.DOCUMENT}.get(has_key) if isinstance(has_key, bool) else None
+    )
     other = [name for name in names if document and document not in documents[name]]
     if other:
-        right, wrong = str(not says).lower(), str(says).lower()
-        bare = f"there {plural_with_verb(len(other), 'array')} without {document}: {sample_names(other)}"
-        what = f"_METADATA has use_zarr3 {wrong}, but {bare}"
+        right, wrong = str(not has_key).lower(), str(has_key).lower()
+        undocumented = (
+            f"there {plural_with_verb(len(other), 'array')} without {document}: {sample_names(other)}"
+        )
+        problem = f"_METADATA has use_zarr3 {wrong}, but {undocumented}"
         reason = "Orbax opens them with the wrong driver and fails"
         do = _edit_command(item, "use_zarr3", wrong, right)
-        yield Finding(ERROR, str(item.path), what, reason, do, command=do)
-    says = item.says("use_ocdbt")
+        yield Finding(ERROR, str(item.path), problem, reason, do, command=do)
+    has_key = item.says("use_ocdbt")
     has = item.is_merged or bool(item.processes)
-    if isinstance(says, bool) and says != has and names:
-        right, wrong = str(has).lower(), str(says).lower()
-        what = (
+    if isinstance(has_key, bool) and has_key != has and names:
+        right, wrong = str(has).lower(), str(has_key).lower()
+        problem = (
             f"_METADATA has use_ocdbt {wrong}, but the arrays are {'in' if has else 'not in'} an OCDBT index"
         )
         do = _edit_command(item, "use_ocdbt", wrong, right)
-        yield Finding(ERROR, str(item.path), what, "Orbax looks for them elsewhere", do, command=do)
+        yield Finding(ERROR, str(item.path), problem, "Orbax looks for them elsewhere", do, command=do)
 
 
 def _edit_command(item: ListedItem, field: str, old: str, right: str) -> str:

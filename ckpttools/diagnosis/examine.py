@@ -218,7 +218,9 @@ def _count_inventory(inventory: Inventory) -> Iterator[str]:
             for name, item in inventory.others.items()
         ),
     ]
-    return (f"{number:,} {one if number == 1 else many}" for number, one, many in counts if number)
+    return (
+        f"{number:,} {one if number == 1 else plural_noun}" for number, one, plural_noun in counts if number
+    )
 
 
 def _drop_explained_errors(findings: Iterable[Finding]) -> Iterator[Finding]:
@@ -341,9 +343,9 @@ def format_checks() -> Iterator[Check]:
 
 
 def _check(name: str, format: SupportsFaults) -> Check:
-    def look(inventory: Inventory) -> Iterator[Finding]:
+    def examine(inventory: Inventory) -> Iterator[Finding]:
         for location in inventory.locations(name):
             for error in faults_in(format, location, inventory.read):
                 yield finding_of(error, location, reason="none of its tensors can be trusted")
 
-    return Check(name, format.fault_summary, look)
+    return Check(name, format.fault_summary, examine)

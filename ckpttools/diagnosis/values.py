@@ -163,11 +163,11 @@ def _repeated(
         f"such as {names[0]}"
         for (first, other), names in sorted(repeated.items())
     ]
-    what = (
+    problem = (
         f"{plural(len(repeated), 'layer')} with the values of another one: {first_names(lines, _MAX_NAMED)}"
     )
     reason = "trained layers differ: a conversion or a restore may have written one layer twice"
-    yield Finding(WARNING, str(location), what, reason, f"compare it with its source; {_AGAIN}")
+    yield Finding(WARNING, str(location), problem, reason, f"compare it with its source; {_AGAIN}")
 
 
 def _layer_of(array: LazyArray, row: LayerRow, layer: int) -> LazyArray:

@@ -282,9 +282,9 @@ class BlockHasher:
             return self._add_fragment(last, start % BLOCK_BYTES, data)
         locations = range(first * BLOCK_BYTES - start, last * BLOCK_BYTES - start, BLOCK_BYTES)
         self._enter(first, [self._hash(data[location : location + BLOCK_BYTES]) for location in locations])
-        before, behind = data[: max(0, locations.start)], data[locations.stop :]
+        before, after = data[: max(0, locations.start)], data[locations.stop :]
         return (not before or self._add_fragment(first - 1, start % BLOCK_BYTES, before)) and (
-            not behind or self._add_fragment(last, 0, behind)
+            not after or self._add_fragment(last, 0, after)
         )
 
     def _span(self, number: int) -> tuple[int, int]:

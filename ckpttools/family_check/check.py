@@ -180,15 +180,15 @@ def _round_trips(family: Family, models: Iterable[SyntheticModel]) -> Iterator[R
     A model with the same rows and sizes as a correct one is skipped. A third of all models differ only in
     flags that have no effect in a spelling, or have an effect only together with others.
     """
-    sound: set[Hashable] = set()
+    passed: set[Hashable] = set()
     for model, (number, spelling) in product(models, enumerate(family.spellings)):
         rows = _rows_of_side(family, model, spelling)
         if isinstance(rows, RoundTrip):
             yield rows
-        elif (same := (number, rows.identity)) not in sound:
+        elif (same := (number, rows.identity)) not in passed:
             trip = round_trip(rows.bind, rows.lengths)
             if not trip.findings:
-                sound.add(same)
+                passed.add(same)
             yield trip
 
 

@@ -33,8 +33,8 @@ def refuse_adapter(tree: Tree) -> None:
     """Raise FormatError if a tree is an adapter, such as a LoRA, without its base model."""
     location = parse(tree.metadata.location)
     folder = location.folder()
-    alone = tree.metadata.config is None and (folder / ADAPTER).is_file()
-    if tree.metadata.format in _FORMATS and (alone or is_adapter(tree)):
+    is_separate = tree.metadata.config is None and (folder / ADAPTER).is_file()
+    if tree.metadata.format in _FORMATS and (is_separate or is_adapter(tree)):
         raise FormatError(
             f"this is {adapter_in(folder)}, not a complete model",
             location=location,
@@ -124,8 +124,8 @@ def merge_hint(adapter: Location) -> str:
     command = merge_command(adapter)
     if command is None:
         return f"merge it into its base model first, {MERGE_WITH_PEFT}; {_READ_COMMANDS_TEXT}"
-    alone = f"{action('adapter_to_maxtext')} converts it alone; {_READ_COMMANDS_TEXT}"
-    return f"merge it into its base model first: {command}; {alone}"
+    is_separate = f"{action('adapter_to_maxtext')} converts it alone; {_READ_COMMANDS_TEXT}"
+    return f"merge it into its base model first: {command}; {is_separate}"
 
 
 def _read_config(folder: Location) -> Mapping[str, Any]:

@@ -33,15 +33,15 @@ def names(tree: Tree, separator: str) -> dict[Path, str]:
     """
     named = {path: flat_name(path, separator) for path in tree.arrays}
     firsts: dict[str, Path] = {}
-    twice = [
+    duplicates = [
         f"{_keys(firsts[name])} and {_keys(path)}: {name!r}"
         for path, name in named.items()
         if firsts.setdefault(name, path) != path
     ]
-    if twice:
+    if duplicates:
         raise FormatError(
             f"different paths become the same name when their keys are joined with {separator!r}:"
-            + listing(twice),
+            + listing(duplicates),
             location=tree.metadata.location,
             hint=f"join them with another {option('separator')}, or rename them",
         )
@@ -212,16 +212,16 @@ def _described_leaf(keys: list[object], kind: str, value: str = "") -> _Describe
 
 def _check_same(saved: _Saved, flat: Tree, location: str) -> None:
     paths = Counter(item.path for item in saved.leaves)
-    twice = [_keys(path) for path, count in paths.items() if count > 1]
+    duplicates = [_keys(path) for path, count in paths.items() if count > 1]
     declared = {flat_name(item.path, saved.separator) for item in saved.leaves if item.leaf is None}
     names = {str(name) for (name,) in flat}
-    if not twice and declared == names:
+    if not duplicates and declared == names:
         return
     raise FormatError(
         "the description of the tree contradicts the arrays in the file"
         + list_with_count("described, but missing", sorted(declared - names))
         + list_with_count("present, but not described", sorted(names - declared))
-        + list_with_count("described twice", sorted(twice)),
+        + list_with_count("described twice", sorted(duplicates)),
         location=location,
         expected="every array described once",
         hint=f"another program changed the arrays but kept this entry: {_REMOVE_HINT}",

@@ -92,8 +92,8 @@ def reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) == len(pairs):
         return result
-    twice = [repr(key) for key, count in Counter(key for key, _ in pairs).items() if count > 1]
-    raise _UnusableError(f"duplicate key {', '.join(twice[:5])}")
+    duplicates = [repr(key) for key, count in Counter(key for key, _ in pairs).items() if count > 1]
+    raise _UnusableError(f"duplicate key {', '.join(duplicates[:5])}")
 
 
 def json_object(

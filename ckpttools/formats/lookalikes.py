@@ -81,11 +81,15 @@ def refuse_disguise(
     """Raise an error of class `kind` if `head` is the start of a known kind of file other than `expected`."""
     if is_pointer(head):
         _refuse_pointer(head, location, kind)
-    for start, what, hint in _DISGUISES:
+    for start, description, hint in _DISGUISES:
         if re.match(start, head):
             got = f"a file that starts with {head[:24]!r}"
             raise kind(
-                f"this is {what}, not {expected}", location=location, got=got, expected=expected, hint=hint
+                f"this is {description}, not {expected}",
+                location=location,
+                got=got,
+                expected=expected,
+                hint=hint,
             )
 
 

@@ -126,8 +126,8 @@ class WeightsLocation:
         repeated = {tensor: names for tensor, names in files.items() if len(names) > 1}
         _refuse_ambiguous(self.named, repeated, index)
         unnamed_tensors = {name: frozenset(tensors_in(name)) for name in self.unnamed}
-        every = [*last, *(tensor for item in unnamed_tensors.values() for tensor in item)]
-        is_unique = not repeated and len(every) == len({*every})
+        all_tensors = [*last, *(tensor for item in unnamed_tensors.values() for tensor in item)]
+        is_unique = not repeated and len(all_tensors) == len({*all_tensors})
         hint = _set_aside(index) if is_unique and self._is_one_series() else _REFETCH_HINT
         _refuse_lost(
             self.named, last, unnamed_tensors, index, hint, lambda: self._tensors_elsewhere(tensors_in)
@@ -148,14 +148,14 @@ class WeightsLocation:
 
     def _is_one_series(self) -> bool:
         """Return whether the weight files form one complete series, so that an index can be written."""
-        every = {*self.names, *self.unnamed}
-        series = {_series_of(name) for name in every}
+        all_tensors = {*self.names, *self.unnamed}
+        series = {_series_of(name) for name in all_tensors}
         kind = series.pop() if len(series) == 1 else None
         if kind is None or self.folder.store.scheme != "file":
             return False
         count, _, ending = kind[1].partition(".")
         files = {name for name in visible_files(self.folder) if name.endswith(f".{ending}")}
-        return len(every) == int(count) and files == every
+        return len(all_tensors) == int(count) and files == all_tensors
 
 
 def _remarks(
@@ -187,7 +187,7 @@ def _refuse_lost(
     unnamed_tensors: Mapping[str, Collection[str]],
     index: Location,
     hint: str,
-    elsewhere: Callable[[], Mapping[str, str]],
+    other_locations: Callable[[], Mapping[str, str]],
 ) -> None:
     """Refuse an index with tensors that its files lack, or without files for some tensors."""
     lost = {
@@ -208,7 +208,7 @@ def _refuse_lost(
             hint=hint,
         )
     if absent:
-        others = elsewhere()
+        others = other_locations()
         holders = sorted({others[tensor] for tensor in absent if tensor in others})
         moved = sum(tensor in others for tensor in absent)
         got = "all files that it names, without these tensors: the index or a file is of another save"
@@ -387,13 +387,15 @@ def _check_once(tensors: Sequence[tuple[str, str]], folder: Location) -> None:
     locations: dict[str, list[str]] = {}
     for tensor, file in tensors:
         locations.setdefault(tensor, []).append(file)
-    together: dict[tuple[str, ...], list[str]] = {}
+    names_by_files: dict[tuple[str, ...], list[str]] = {}
     for tensor, files in locations.items():
         if len(files) > 1:
-            together.setdefault(tuple(files), []).append(tensor)
-    twice = [f"{sample_names(tensors)}: in {first_names(files, 4)}" for files, tensors in together.items()]
+            names_by_files.setdefault(tuple(files), []).append(tensor)
+    duplicates = [
+        f"{sample_names(tensors)}: in {first_names(files, 4)}" for files, tensors in names_by_files.items()
+    ]
     raise FormatError(
-        "the same tensors in several files:" + listing(twice),
+        "the same tensors in several files:" + listing(duplicates),
         location=folder,
         expected="each tensor in one file",
         hint="move files of another checkpoint out of the directory, or name one file",

@@ -271,9 +271,9 @@ def _different(adapter: Adapter, base: Base) -> Iterator[Different]:
     for factor in adapter.factors:
         name = base.named(factor.name)
         if name is not None and not factor.fits(base.weights[name].shape):
-            why = f"A {list(factor.a.shape)}, B {list(factor.b.shape)}"
+            reason = f"A {list(factor.a.shape)}, B {list(factor.b.shape)}"
             expected = ArraySpec(name, base.weights[name].shape, None)
-            yield Different(factor.name, ArraySpec(factor.name, factor.shape, None), expected, why)
+            yield Different(factor.name, ArraySpec(factor.name, factor.shape, None), expected, reason)
     for own, array in adapter.replaced.items():
         name = base.named(own)
         if name is not None and base.weights[name].shape != array.shape:

@@ -101,10 +101,10 @@ def count_patterns(values: np.ndarray, dtype: DType, scratch: Scratch) -> Counts
         scratch: Memory of `SCRATCH_BYTES`.
     """
     index = np.dtype(np.int64)
-    few = values.size <= _MAX_SORTED
+    is_small = values.size <= _MAX_SORTED
     quiet = np.errstate(invalid="ignore", over="ignore")
     with quiet, scratch.take((min(_BLOCK, values.size),), index) as indices:
-        if few:
+        if is_small:
             _patterns(values, dtype, indices.reshape(values.shape), scratch)
             return Counts(*np.unique(indices, return_counts=True))
         with scratch.take((_PATTERNS,), index) as counts:
@@ -212,6 +212,6 @@ def _bins(values: np.ndarray, times: np.ndarray) -> tuple[Bin, ...]:
 
 def _quantiles(values: np.ndarray, times: np.ndarray) -> Iterator[tuple[float, float]]:
     order = np.argsort(values, kind="stable")
-    upto = np.cumsum(times[order])
-    ranks = [ceil(share * int(upto[-1])) for share in QUANTILES]
-    yield from zip(QUANTILES, values[order[np.searchsorted(upto, ranks)]].tolist(), strict=True)
+    cumulative = np.cumsum(times[order])
+    ranks = [ceil(share * int(cumulative[-1])) for share in QUANTILES]
+    yield from zip(QUANTILES, values[order[np.searchsorted(cumulative, ranks)]].tolist(), strict=True)

@@ -189,9 +189,9 @@ def _heat(arrays: Iterable[ArrayStats], rows: Mapping[Path, LayerRow]) -> list[d
             for layer, result in layers.items():
                 heat_row.cells.setdefault(layer, _Cell()).add(result)
     # A single layer does not make a row of the heat map.
-    several = [row for row in built.values() if len(row.cells) > 1]
-    largest = {id(row) for row in sorted(several, key=lambda row: -row.nbytes)[:_MAX_HEAT_ROWS]}
-    return [row.packed() for row in several if id(row) in largest]
+    multi_layer_rows = [row for row in built.values() if len(row.cells) > 1]
+    largest = {id(row) for row in sorted(multi_layer_rows, key=lambda row: -row.nbytes)[:_MAX_HEAT_ROWS]}
+    return [row.packed() for row in multi_layer_rows if id(row) in largest]
 
 
 # Each script uses only earlier ones.

@@ -147,12 +147,12 @@ def _element_index(part: Region, start: int, first: Shape | None) -> Shape | Non
 def _measure_any(block: np.ndarray, dtype: DType, numbers: np.ndarray, scratch: Scratch) -> Moments:
     """Return the statistics of elements of any dtype, including values that are not finite."""
     result = Moments()
-    for start, some in iter_blocks(block, numbers.size):
-        x = numbers[: some.size]
-        widen(some, dtype, x.reshape(some.shape))
-        other = _with_integers(_measure_values(x, dtype, scratch), some, dtype)
+    for start, part in iter_blocks(block, numbers.size):
+        x = numbers[: part.size]
+        widen(part, dtype, x.reshape(part.shape))
+        other = _with_integers(_measure_values(x, dtype, scratch), part, dtype)
         if dtype.bits == 128 and other.first is not None:
-            other = _recompute_overflow(other, some.view(dtype.numpy), scratch)
+            other = _recompute_overflow(other, part.view(dtype.numpy), scratch)
         result += replace(other, first=(start + other.first[0],)) if other.first else other
     return result
 

@@ -138,17 +138,17 @@ def inspect_stats(
     """
     selected = matching(tree, pattern)
     counted = _largest(selected.values(), most_histograms) if histograms else frozenset[int]()
-    look = _Examination(
+    examination = _Examination(
         tuple(selected.values()), _stacked_layers(tree, selected) if per_layer else {}, counted
     )
     items = [(array,) for array in selected.values()]
     cut = Tiles(_PIECE_BYTES)
     names = list(map(keystr, selected))
     reserved = estimate_names_bytes(names) + len(selected) * _BYTES_PER_ARRAY
-    reserved += sum(distributions.max_bytes_of(look.arrays[index]) for index in counted)
+    reserved += sum(distributions.max_bytes_of(examination.arrays[index]) for index in counted)
     results = scan(
         items,
-        look,
+        examination,
         memory=memory,
         jobs=jobs,
         cut=cut,
@@ -158,7 +158,7 @@ def inspect_stats(
         name=names.__getitem__,
     )
     pieces = groupby(results, key=lambda item: item.index)
-    result = {index: look.joined(index, (item.result for item in group)) for index, group in pieces}
+    result = {index: examination.joined(index, (item.result for item in group)) for index, group in pieces}
     known = roles(tree)
     arrays = [
         _stats(path, array, known.of(path), result.get(index, _ArraySummary({}, None)))

@@ -148,11 +148,11 @@ class TreeReport(Tabular):
 
     def __repr__(self) -> str:
         """Return the kind and the arrays as text. Arrays whose names differ only in numbers share a line."""
-        what = " ".join(filter(None, (self.format, self.kind, self.path)))
+        description = " ".join(filter(None, (self.format, self.kind, self.path)))
         text = f"{self.num_arrays:,} arrays, {self.num_parameters:,} parameters, {self.nbytes:,} bytes"
         lines = [f"{array.path}: {array.dtype}[{', '.join(map(str, array.shape))}]" for array in self.arrays]
         against = "" if self.comparison is None else f", {_verdict(self.comparison)}"
-        return f"<TreeReport of {what}: {text}{against}{listing(lines)}>"
+        return f"<TreeReport of {description}: {text}{against}{listing(lines)}>"
 
 
 def _verdict(comparison: Comparison) -> str:

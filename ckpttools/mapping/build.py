@@ -112,17 +112,17 @@ def _exact(op: BoundOp, direction: Direction, dtypes: Collection[DType]) -> Boun
     )
 
 
-def build(settled: BoundTable, exact: bool) -> Mapped:
+def build(bound: BoundTable, exact: bool) -> Mapped:
     """Build every target array, after checking that all arrays are accounted for."""
-    sizes, arrays = lengths_of(settled.sizes), settled.arrays
+    sizes, arrays = lengths_of(bound.sizes), bound.arrays
     builder = _ArrayBuilder(sizes)
     notes: list[ValueNote] = []
     changed: set[str] = set()
     altered: set[str] = set()
     complete_keys: set[str] = set()
     filled: dict[str, tuple[LazyArray, float]] = {}
-    factors = _factors(settled.directions)
-    for direction in settled.directions:
+    factors = _factors(bound.directions)
+    for direction in bound.directions:
         if isinstance(direction.row.op, Factor) and direction.inverse:
             notes.append(_product_note(direction, arrays[next(direction.source.keys(sizes))].dtype))
             continue
@@ -146,7 +146,7 @@ def build(settled: BoundTable, exact: bool) -> Mapped:
         builder.arrays,
         sizes,
         tuple(notes),
-        settled.dropped,
+        bound.dropped,
         frozenset(changed),
         frozenset(altered),
         whole=frozenset(complete_keys),
@@ -154,11 +154,11 @@ def build(settled: BoundTable, exact: bool) -> Mapped:
     )
 
 
-def build_partly(settled: BoundTable, exact: bool) -> Mapped:
+def build_partly(bound: BoundTable, exact: bool) -> Mapped:
     """Build every target array whose sources are all present."""
-    sizes = lengths_of(settled.sizes)
-    arrays, builder, used = pad_to_shape(settled).arrays, _ArrayBuilder(sizes), set[str]()
-    for direction in settled.directions:
+    sizes = lengths_of(bound.sizes)
+    arrays, builder, used = pad_to_shape(bound).arrays, _ArrayBuilder(sizes), set[str]()
+    for direction in bound.directions:
         if (
             not {*direction.source.axes, *direction.source.key.needs, *direction.target.key.needs}
             <= sizes.keys()
@@ -176,21 +176,21 @@ def build_partly(settled: BoundTable, exact: bool) -> Mapped:
                     direction.target, {direction.target.key.format(index, sizes): conversion.at(index, parts)}
                 )
                 used.update(keys)
-    unused = tuple(key for key in settled.arrays if key not in used)
-    return Mapped(builder.arrays, sizes, (), settled.dropped, unused=unused)
+    unused = tuple(key for key in bound.arrays if key not in used)
+    return Mapped(builder.arrays, sizes, (), bound.dropped, unused=unused)
 
 
-def pad_to_shape(settled: BoundTable) -> BoundTable:
+def pad_to_shape(bound: BoundTable) -> BoundTable:
     """Add the mapped right arrays that no file contains and whose shape is known."""
-    sizes = lengths_of(settled.sizes)
+    sizes = lengths_of(bound.sizes)
     padding: dict[str, LazyArray] = {}
-    for direction in settled.directions:
+    for direction in bound.directions:
         known = {*direction.source.axes, *direction.source.key.needs} <= sizes.keys()
         if direction.fills and known and isinstance(direction.row.op, Fill):
             padding |= dict.fromkeys(
                 direction.source.keys(sizes), direction.row.op.array(direction.source.shape(sizes))
             )
-    return replace(settled, arrays={**padding, **settled.arrays})
+    return replace(bound, arrays={**padding, **bound.arrays})
 
 
 class _ArrayBuilder:

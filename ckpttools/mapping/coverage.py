@@ -373,9 +373,9 @@ def _choices(
     """
     open_to_choice = [item for item in expected if item.remedy]
     keys = {key: item.remedy for item in open_to_choice for key in _keys(item, lengths)}
-    every = {*faults.missing, *faults.extra, *faults.misshapen}
-    hits = [key for key in keys if key in every]
-    if len(hits) < len(every):
+    all_keys = {*faults.missing, *faults.extra, *faults.misshapen}
+    hits = [key for key in keys if key in all_keys]
+    if len(hits) < len(all_keys):
         if hits:
             yield CHECK if faults.extra or faults.misshapen else FETCH
         return
@@ -404,8 +404,8 @@ def _beyond_hints(
     keys = [item.side.key for item in expected]
     for axis in dict.fromkeys(axis for key in keys for axis in key.axes):
         other_sizes = {item: length for item, length in lengths_of(sizes).items() if item != axis}
-        telling = (key for key in keys if key.is_open_on(axis))
-        matches = ((key.match(name, other_sizes), name) for key in telling for name in extra)
+        open_keys = (key for key in keys if key.is_open_on(axis))
+        matches = ((key.match(name, other_sizes), name) for key in open_keys for name in extra)
         hits = [(index[axis], name) for index, name in matches if index]
         if hits:
             yield f"{min(hits)[1]} is beyond the {sizes[axis].length} of {sizes[axis].source}"

@@ -289,12 +289,12 @@ def _parse_field(inside: str, text: str) -> Field:
     labels = tuple(words.split(","))
     if len(field.axes) != 1 or field.strides or not all(labels):
         raise MappingError("labels need a single plain axis", location=text, got="{" + inside + "}")
-    twice = [label for label in labels if labels.count(label) > 1]
-    if twice:
+    duplicates = [label for label in labels if labels.count(label) > 1]
+    if duplicates:
         raise MappingError(
             "a field has one word for two coordinates",
             location=text,
-            got=f"{twice[0]} twice in {{{inside}}}",
+            got=f"{duplicates[0]} twice in {{{inside}}}",
             expected="each word once",
         )
     return Field(field.axes, labels=labels)

@@ -206,10 +206,12 @@ def sizes_from_keys(sizes: Mapping[str, Size], keys: Iterable[str], sides: Itera
     limit = max_coordinate(len(names))
     lengths = lengths_of(sizes)
     for side in sides:
-        telling = {k: field for k, field in enumerate(side.key.fields) if _determines_sizes(field, lengths)}
-        for name in names if telling else ():
+        informative = {
+            k: field for k, field in enumerate(side.key.fields) if _determines_sizes(field, lengths)
+        }
+        for name in names if informative else ():
             numbers = side.key.numbers(name) or ()
-            for k, field in telling.items() if numbers else ():
+            for k, field in informative.items() if numbers else ():
                 for axis, coordinate in next(field.indices(numbers[k], lengths), {}).items():
                     if coordinate < limit and (axis not in complete or coordinate >= complete[axis].length):
                         complete[axis] = Size(coordinate + 1, name)

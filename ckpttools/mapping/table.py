@@ -88,8 +88,8 @@ class Table:
         for pattern in drop:
             if not match_names(arrays, (pattern,)):
                 raise _unmatched_pattern_error(pattern, arrays, self.location)
-        settled = self._bind_rows(arrays, (*self.dropped, *self._unmatched_patterns(), *drop))
-        return self._pad(self._convert(settled, exact=exact))
+        bound = self._bind_rows(arrays, (*self.dropped, *self._unmatched_patterns(), *drop))
+        return self._pad(self._convert(bound, exact=exact))
 
     def to_left_partly(
         self,
@@ -123,8 +123,8 @@ class Table:
             cut: Axes on which left arrays may be longer than in the model; the surplus is left out.
         """
         cropped, lengths, extra = self._crop(arrays, cut)
-        settled = self._bind_rows(cropped, (), inverse=True)
-        mapped = self._convert(settled, leave_out=f"{action('select', 'SRC', 'DST', drop=['PATTERN'])} first")
+        bound = self._bind_rows(cropped, (), inverse=True)
+        mapped = self._convert(bound, leave_out=f"{action('select', 'SRC', 'DST', drop=['PATTERN'])} first")
         return replace(mapped, cut=lengths, extra=extra)
 
     def infer_known(
@@ -138,11 +138,11 @@ class Table:
             cut: Axes on which arrays may be longer, as for `to_right`.
         """
         arrays = self._crop(arrays, cut)[0] if left else arrays
-        settled = self._bind_rows(
+        bound = self._bind_rows(
             arrays, () if left else (*self.dropped, *self._unmatched_patterns()), inverse=left
         )
-        flags = {name: flag.value for name, flag in settled.flags.items() if flag.open_key is None}
-        return lengths_of(settled.sizes), flags
+        flags = {name: flag.value for name, flag in bound.flags.items() if flag.open_key is None}
+        return lengths_of(bound.sizes), flags
 
     def require_fit(
         self, arrays: Mapping[str, LazyArray], *, left: bool = False, cut: Collection[str] = ()
@@ -159,20 +159,20 @@ class Table:
         """Return the right arrays without a counterpart on the left side."""
         return {key: arrays[key] for key in match_names(arrays, self._unmatched_patterns())}
 
-    def _convert(self, settled: BoundTable, *, exact: bool = False, leave_out: str = "") -> Mapped:
-        self._require_covered(settled, leave_out)
-        refuse_open(settled.flags, self.location)
-        return build(pad_to_shape(settled), exact)
+    def _convert(self, bound: BoundTable, *, exact: bool = False, leave_out: str = "") -> Mapped:
+        self._require_covered(bound, leave_out)
+        refuse_open(bound.flags, self.location)
+        return build(pad_to_shape(bound), exact)
 
-    def _require_covered(self, settled: BoundTable, leave_out: str = "") -> None:
-        sizes, flags = settled.sizes, settled.flags
-        sides = [direction.source for direction in settled.directions]
+    def _require_covered(self, bound: BoundTable, leave_out: str = "") -> None:
+        sizes, flags = bound.sizes, bound.flags
+        sides = [direction.source for direction in bound.directions]
         axes = {axis for side in sides for axis in (*side.axes, *side.key.needs)}
-        require(sizes, axes, observed(settled.arrays, sides, sizes), self.location)
-        arrays = settled.arrays
-        expected = [_expected(direction, flags) for direction in settled.directions if not direction.fills]
-        unwanted = [_expected(item, flags) for item in settled.absent]
-        dropped, remedies = settled.dropped, self.remedies
+        require(sizes, axes, observed(bound.arrays, sides, sizes), self.location)
+        arrays = bound.arrays
+        expected = [_expected(direction, flags) for direction in bound.directions if not direction.fills]
+        unwanted = [_expected(item, flags) for item in bound.absent]
+        dropped, remedies = bound.dropped, self.remedies
         check_coverage(arrays, expected, unwanted, sizes, self.location, dropped, remedies, leave_out)
 
     def _bind_rows(

@@ -293,10 +293,10 @@ def _rounded_to_odd(block: np.ndarray) -> np.ndarray:
     import numpy as np
 
     single = block.astype(np.float32)
-    back = single.astype(np.float64)
+    widened = single.astype(np.float64)
     bits = single.view(np.uint32)
-    bits -= np.abs(back) > np.abs(block)
-    bits |= back != block
+    bits -= np.abs(widened) > np.abs(block)
+    bits |= widened != block
     return single
 
 
@@ -437,5 +437,7 @@ class BoundRecode:
 
     def exactness(self, dtype: DType) -> Exactness:
         effect = f"{dtype} to {self.to}, refused if a value does not fit both"
-        back = DTYPES[self.origin]
-        return Exactness(dtype == back, effect if dtype == back else f"{effect}; converted back to {back}")
+        widened = DTYPES[self.origin]
+        return Exactness(
+            dtype == widened, effect if dtype == widened else f"{effect}; converted back to {widened}"
+        )

@@ -143,12 +143,12 @@ class Average:
         shares = [f"{_location_text(tree)}: {weight / weights.total:.4g}" for tree, weight in pairs]
         more = f", and {len(shares) - _MAX_LISTED} more" if len(shares) > _MAX_LISTED else ""
         locations = Counter(tree.metadata.location for tree in trees if tree.metadata.location)
-        twice = [f"{location} counts {n} times" for location, n in locations.items() if n > 1]
+        duplicates = [f"{location} counts {n} times" for location, n in locations.items() if n > 1]
         return Notes(
             (note,) if rounded else (),
             remarks=(
                 f"weights: {', '.join(shares[:_MAX_LISTED])}{more}",
-                *twice,
+                *duplicates,
                 *_adapter_remarks(averaged),
             ),
         )
@@ -315,15 +315,16 @@ def _differing_configs_error(tree: Tree, last: Tree, differences: Sequence[Confi
 def _check_integers(parts: Mapping[Path, Sequence[LazyArray]], trees: Sequence[Tree]) -> None:
     """Raise MappingError if integer parameters differ between trees."""
     known = roles(trees[-1])
-    odd = []
+    unequal_integers = []
     for path, arrays in parts.items():
         if path in STEPS or known.of(path) != "parameter":
             continue
-        which = [k for k, array in enumerate(arrays[:-1]) if not _is_equal(array, arrays[-1])]
-        odd += [f"{keystr(path)}: not as in {_location_text(trees[k])}" for k in which]
-    if odd:
+        unequal = [k for k, array in enumerate(arrays[:-1]) if not _is_equal(array, arrays[-1])]
+        unequal_integers += [f"{keystr(path)}: not as in {_location_text(trees[k])}" for k in unequal]
+    if unequal_integers:
         raise MappingError(
-            f"only floating-point arrays are averaged; these differ between the checkpoints:{listing(odd)}",
+            "only floating-point arrays are averaged; these differ between the "
+            f"checkpoints:{listing(unequal_integers)}",
             location=_location_text(trees[-1]),
             hint=f"leave them out with {action('select')}, or average checkpoints of one model",
         )

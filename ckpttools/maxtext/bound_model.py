@@ -222,8 +222,8 @@ def _with_known_axis(options: ToHuggingFace, arrays: Mapping[str, LazyArray], tr
         return options
     leaves: dict[TreePath, LazyArray] = {tuple(key.split(".")): array for key, array in arrays.items()}
     recorded = LayerNotes(scan_axis=view_of(tree).notes.scan_axis)
-    alone = with_layer_notes(Tree(leaves, Metadata(location=tree.metadata.location)), recorded)
-    return replace(options, scan_axis=known_scan_axis(view_of(alone)))
+    with_axis = with_layer_notes(Tree(leaves, Metadata(location=tree.metadata.location)), recorded)
+    return replace(options, scan_axis=known_scan_axis(view_of(with_axis)))
 
 
 def _with_config_from_settings(

@@ -171,8 +171,8 @@ def select_model(tree: Tree, *, others: str, leaving: str, names: str) -> Transf
         CheckpointError: The arrays cannot be divided into the sizes in the configuration.
     """
     location = tree.metadata.location or None
-    bare = drop_states(tree)
-    plain = strip_wrappers(bare.tree)
+    stripped = drop_states(tree)
+    plain = strip_wrappers(stripped.tree)
     if result := patterns_outside_model(plain.tree):
         hint = leaving.format(repeated_option("drop", result))
         raise FormatError(others, location=location, got=", ".join(result), hint=hint)
@@ -183,7 +183,7 @@ def select_model(tree: Tree, *, others: str, leaving: str, names: str) -> Transf
         raise FormatError(names, location=location, hint=hint)
     if built.tree is not named.tree:
         _require_sizes(built.tree)
-    return Transformed(built.tree, bare.notes + plain.notes + named.notes + built.notes)
+    return Transformed(built.tree, stripped.notes + plain.notes + named.notes + built.notes)
 
 
 def _require_sizes(tree: Tree) -> None:
@@ -346,15 +346,15 @@ def _renamings(names: Sequence[str], unknown: Sequence[str], forms: FamilyKeys) 
     for removed in _shared_prefixes(unknown):
         for added in sorted(prefixes):
             renamed = {name: _rename(name, removed, added, is_known) for name in unknown}
-            every = [renamed.get(name, name) for name in names]
-            if all(map(is_known, renamed.values())) and len({*every}) == len(every):
+            all_names = [renamed.get(name, name) for name in names]
+            if all(map(is_known, renamed.values())) and len({*all_names}) == len(all_names):
                 yield renamed
 
 
 def _rename(name: str, removed: str, added: str, is_known: Callable[[str], bool]) -> str:
     """Exchange a name's prefix; remove it only if the family has the rest as a name (`lm_head.weight`)."""
-    bare = name.removeprefix(removed)
-    return bare if is_known(bare) else added + bare
+    stripped = name.removeprefix(removed)
+    return stripped if is_known(stripped) else added + stripped
 
 
 def _layers_prefix(text: str) -> str:

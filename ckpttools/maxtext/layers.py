@@ -206,21 +206,21 @@ def layer_stacks(decoder: Mapping[Path, LazyArray], axis: int) -> tuple[LayerSta
         ShapeError: Arrays that belong together have different numbers of layers on `axis`.
     """
     keys = stacked_keys(decoder)
-    singles = [
+    unstacked = [
         LayerStack((f"{name}_{number}",), name, (), (number,))
         for name, numbers in single_layers(decoder).items()
         for number in numbers
     ]
     shapes = {key: _stacked_shape(decoder, key, axis, axes) for key, axes in keys.items()}
     # Layers before a cycle and the remainder after it share one numbering.
-    starts: Counter[str] = Counter(single.name for single in singles)
+    starts: Counter[str] = Counter(single.name for single in unstacked)
     result: list[LayerStack] = []
     for top in sorted(dict.fromkeys(str(key[0]) for key in keys), key=lambda top: top.endswith(REMAINDER)):
         stack_shapes = {key: shape for key, shape in shapes.items() if key[0] == top}
         name = LAYERS if top == BLOCKS else top.removesuffix(REMAINDER)
         result += _numbered_stacks(top, name, stack_shapes, starts[name])
         starts[name] += sum(prod(shape) for shape in stack_shapes.values())
-    return (*singles, *result)
+    return (*unstacked, *result)
 
 
 def _stacked_shape(decoder: Mapping[Path, LazyArray], key: Path, axis: int, axes: int) -> Shape:

@@ -91,8 +91,10 @@ class ModelFiles:
                 hint=f"{option('like')} names a model's directory, or its config.json",
             )
         if path.is_file():
-            alone = FormatError("this is only a configuration", location=path, expected=_COMPLETE_MODEL)
-            return cls(read_json(path), str(path), {CONFIG: path.open()}, fault=alone)
+            config_only_error = FormatError(
+                "this is only a configuration", location=path, expected=_COMPLETE_MODEL
+            )
+            return cls(read_json(path), str(path), {CONFIG: path.open()}, fault=config_only_error)
         if is_adapter_alone(path):
             raise FormatError(
                 f"this is {adapter_in(path)}, not a complete model",

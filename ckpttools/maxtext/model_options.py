@@ -90,11 +90,11 @@ def config_hint(location: str) -> str:
     if not location:
         return "copy it there from the source of the weights"
     converted = action("convert", location, "MODEL", format="safetensors")
-    elsewhere = f"{converted} and `cp {_MODEL_CONFIG_PLACEHOLDER} MODEL`, and continue with MODEL"
+    copy_hint = f"{converted} and `cp {_MODEL_CONFIG_PLACEHOLDER} MODEL`, and continue with MODEL"
     copy = config_copy_command(parse(location))
     if copy is None:
-        return elsewhere
-    return f"`{copy}`, from the trained model; if that location is read-only, {elsewhere}"
+        return copy_hint
+    return f"`{copy}`, from the trained model; if that location is read-only, {copy_hint}"
 
 
 def config_copy_command(location: Location) -> str | None:

@@ -134,10 +134,10 @@ def split_quantized(tree: Tree) -> KeptWeights:
         raise refusal_error(faults, config, location)
     notes = view.check_scales()
     paths = {dotted(path): path for path in tree.arrays}
-    away = {name for weight in weights for name in weight.stored if name != weight.codes}
+    removed = {name for weight in weights for name in weight.stored if name != weight.codes}
     scales = {weight.name: _convert_scales(tree.arrays, paths, weight) for weight in weights}
-    leaves = {path: leaf for path, leaf in tree.items() if dotted(path) not in away}
-    scale_arrays = {name: tree.arrays[paths[name]] for name in away}
+    leaves = {path: leaf for path, leaf in tree.items() if dotted(path) not in removed}
+    scale_arrays = {name: tree.arrays[paths[name]] for name in removed}
     sounds = {
         weight.name: scale_check_of(
             scales[weight.name], tree.arrays[paths[weight.codes]].dtype, weight.scale_names, location
@@ -332,8 +332,8 @@ def native_parameters(
         name: scale_check_of(arrays[scale], arrays[name].dtype, scale, location)
         for name, scale in pairs.items()
     }
-    away = set(pairs.values())
-    plain = {name: item for name, item in arrays.items() if name not in away}
+    removed = set(pairs.values())
+    plain = {name: item for name, item in arrays.items() if name not in removed}
     return Native(plain, scales, sounds, block_of(plain, scales, config))
 
 

@@ -363,8 +363,10 @@ def _is_language_model(config: Mapping[str, object]) -> bool:
 def prefix_hint(prefixes: Sequence[str], tree: Tree) -> str:
     """Return the hint for a model whose names have one of several prefixes."""
     location = tree.metadata.location or "SRC"
-    ways = (action("select", location, "MODEL", prefix=prefix, format="safetensors") for prefix in prefixes)
-    return f"{' or '.join(ways)} extracts the model with its own names"
+    commands = (
+        action("select", location, "MODEL", prefix=prefix, format="safetensors") for prefix in prefixes
+    )
+    return f"{' or '.join(commands)} extracts the model with its own names"
 
 
 def _unowned_names(tree: Tree, families: Sequence[Family]) -> tuple[str, ...]:

@@ -134,8 +134,8 @@ def _layer_counts_hint(
         return True
 
     expected = len(parts.layers)
-    ways = (range(expected - 1, 0, -1), range(expected + 1, expected + _MAX_TRIED))
-    near = [item for item in (next(filter(fits, candidates), None) for candidates in ways) if item]
+    count_ranges = (range(expected - 1, 0, -1), range(expected + 1, expected + _MAX_TRIED))
+    near = [item for item in (next(filter(fits, candidates), None) for candidates in count_ranges) if item]
     return f"{' or '.join(option('layers', item) for item in near)} fits" if near else None
 
 

@@ -134,8 +134,8 @@ class UnstackLayers:
         axis = (known_scan_axis(view) if self.axis is None else self.axis) or 0
         stacks = layer_stacks(view.decoder, axis)
         check_moments(tree)
-        singles = [stack for stack in stacks if stack.shape or len(stack.key) > 1]
-        notes = LayerNotes(tuple(singles), axis, first_axis_names(view.leading_layer_paths))
+        layered_stacks = [stack for stack in stacks if stack.shape or len(stack.key) > 1]
+        notes = LayerNotes(tuple(layered_stacks), axis, first_axis_names(view.leading_layer_paths))
         result = with_layer_notes(unstack_layers(tree, stacks, axis), notes)
         return Transformed(_with_scan_layers(result, scan_layers=False))
 
@@ -311,10 +311,11 @@ def refuse_incomplete_cycles(among: Collection[Family], tree: Tree) -> None:
         UsageError: MaxText ignores the last layers in all of these families.
     """
     numbers = view_of(tree).single_layers[LAYERS]
-    beyond = [_count_leftover_layers(family, len(numbers), tree.metadata.config) for family in among]
-    if beyond and all(beyond):
+    leftovers = [_count_leftover_layers(family, len(numbers), tree.metadata.config) for family in among]
+    if leftovers and all(leftovers):
         raise UsageError(
-            f"MaxText scans complete cycles of layers, and {plural(min(beyond), 'layer')} would be left over",
+            f"MaxText scans complete cycles of layers, and {plural(min(leftovers), 'layer')} would be "
+            "left over",
             location=tree.metadata.location or None,
             got=f"{plural(len(numbers), 'layer')} of family {', '.join(item.name for item in among)}",
             hint="keep them unstacked: MaxText runs them with scan_layers=false",

@@ -242,18 +242,18 @@ def _check_configs(towers: Tree, decoder: Tree) -> tuple[str, ...]:
     kept, other = (
         ModelFacts(config, silent=default_values(config)) for config in configs if config is not None
     )
-    odd = {
+    mismatches = {
         name: f"{name.partition('.')[2]} is {json.dumps(ours)}, and {json.dumps(theirs)} in the decoder's"
         for name in (*_HEAD_FIELDS, *_VALUE_FIELDS)
         if None not in (ours := kept.field(name), theirs := other.field(name)) and ours != theirs
     }
-    if cut := [text for name, text in odd.items() if name in _HEAD_FIELDS]:
+    if cut := [text for name, text in mismatches.items() if name in _HEAD_FIELDS]:
         raise ConfigError(
             "the text models split arrays of the same shape into different heads",
             location=towers.metadata.location or None,
             got="; ".join(cut),
         )
-    return tuple(f"{CONFIG}, which is kept: {text}" for text in odd.values())
+    return tuple(f"{CONFIG}, which is kept: {text}" for text in mismatches.values())
 
 
 TextArrays = tuple[Mapping[str, Path], Mapping[str, LazyArray]]

@@ -315,14 +315,15 @@ def require_towers(model: HuggingFaceModel, files: ModelFiles, location: str) ->
     names = [dotted(path) for path in model.tree]
     absent = absent_towers(model.config.config, names) if model.config else ()
     if absent:
-        alone = f", or write the text model alone with {option('names', TEXT)}"
+        text_hint = f", or write the text model alone with {option('names', TEXT)}"
         raise ConfigError(
             "parts of the model have no arrays, so loaders would initialize them randomly",
             location=location,
             got=f"{' and '.join(absent)} in {files.location}",
             expected="all of the model's arrays, or the configuration of a model without these parts",
             hint=(
-                f"copy them from the model with {copy_options_hint()}{alone if model.has_text_model else ''}"
+                f"copy them from the model with {copy_options_hint()}"
+                + (text_hint if model.has_text_model else "")
             ),
         )
 
@@ -354,11 +355,13 @@ def hf_value_notes(
         key: arrays[key].dtype for key in mapped.changed if arrays[key].dtype != mapped.arrays[key].dtype
     }
     changed = [(item, _rounded_dtypes(item, rounded)) for item in mapped.values]
-    inexact = [Note(item.key, item.reason) for item, back in changed if not (item.exact or back)]
+    inexact = [
+        Note(item.key, item.reason) for item, is_restored in changed if not (item.exact or is_restored)
+    ]
     values = [
-        Note(item.key, f"{_operation(item)}, rounded back to {back}" if back else item.reason)
-        for item, back in changed
-        if item.exact or back
+        Note(item.key, f"{_operation(item)}, rounded back to {is_restored}" if is_restored else item.reason)
+        for item, is_restored in changed
+        if item.exact or is_restored
     ]
     for axis, (total, remaining) in mapped.cut.items():
         text = f"{total} in MaxText, {remaining} in the model: the last {total - remaining} are cut off"

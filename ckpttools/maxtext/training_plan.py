@@ -152,9 +152,9 @@ class Tier:
         """Return the fraction of time that is lost with an interval in seconds, from 0 to 1."""
         hold = max(self.save_seconds, self.write_seconds - interval)
         # A failure loses the restore time, and the training done while the last save was still being written.
-        again = self.write_seconds + max(0.0, self.write_seconds - hold)
+        redone = self.write_seconds + max(0.0, self.write_seconds - hold)
         failure_ratio = (interval + hold) / self.failure_seconds
-        return 1 + interval * exp(-again / self.failure_seconds - failure_ratio) / (
+        return 1 + interval * exp(-redone / self.failure_seconds - failure_ratio) / (
             self.failure_seconds * expm1(-failure_ratio)
         )
 
@@ -238,7 +238,7 @@ def settings_for(mode: Mode, local: int | None, persistent: int | None, keep: in
         local, persistent: Number of steps between saves; None if unknown, which is written as `UNKNOWN`.
         keep: The number of checkpoints to keep; None keeps all.
     """
-    every = UNKNOWN if persistent is None else str(persistent)
+    interval = UNKNOWN if persistent is None else str(persistent)
     result = {"enable_checkpointing": "true", "async_checkpointing": "true"}
     if mode == "emergency":
         result |= {"enable_emergency_checkpoint": "true"}
@@ -247,7 +247,7 @@ def settings_for(mode: Mode, local: int | None, persistent: int | None, keep: in
     if mode != "persistent":
         near = UNKNOWN if local is None else str(local)
         result |= {_LOCAL_DIRECTORY: RAMDISK, LOCAL_PERIOD: near}
-    result |= {period_setting(mode): every}
+    result |= {period_setting(mode): interval}
     # The managers of the other modes do not accept a number, and keep all persistent checkpoints.
     if keep is not None and mode == "persistent":
         result |= {KEEP: str(keep)}

@@ -130,8 +130,8 @@ def _matches_version(view: MaxTextView, families: Collection[str], version: Vers
 
 def misplaced_variables(view: MaxTextView, version: Version) -> Iterator[Path]:
     """Yield the model paths of variables whose layers are on another axis than in a version."""
-    every = (variable for other in VERSIONS.values() for variable in stacked_variables(view, other))
-    for path in dict.fromkeys(path for path, axis, _ in every if axis):
+    all_variables = (variable for other in VERSIONS.values() for variable in stacked_variables(view, other))
+    for path in dict.fromkeys(path for path, axis, _ in all_variables if axis):
         tree_path = view.homes[path]
         is_first = tree_path in view.leading_layer_paths
         if tree_path == view.flavor.wrapped(path) and is_first != is_variable(path, version):

@@ -254,7 +254,7 @@ def _rows(sets: Sets, value: object, location: str) -> Rows:
     if isinstance(value, str):
         return _rows_from_text(value, location)
     row_groups: tuple[Rows, ...] = list_of(partial(_row_or_set, sets))(value, location)
-    return tuple(item for some in row_groups for item in some)
+    return tuple(item for rows in row_groups for item in rows)
 
 
 def _rows_from_text(value: str, location: str) -> Rows:

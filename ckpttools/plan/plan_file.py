@@ -447,10 +447,10 @@ def read_plan(location: Location) -> PlanFile:
 def decode_plan(data: bytes, location: object) -> PlanFile:
     """Decode the content of a plan file. `location` is its origin, for messages; errors as in `read_plan`."""
     *lines, checksum, rest = data.split(b"\n") if data.count(b"\n") > 1 else (b"", b"", b"")
-    whole = len(data) - len(checksum) - 1
+    payload_end = len(data) - len(checksum) - 1
     if not lines[0].startswith(f'["{KIND}"'.encode()):
         raise _not_a_plan_error(lines[0], location)
-    if rest or hashlib.sha256(data[:whole]).hexdigest().encode() != checksum:
+    if rest or hashlib.sha256(data[:payload_end]).hexdigest().encode() != checksum:
         raise FormatError(
             "the plan is damaged or incomplete",
             location=location,

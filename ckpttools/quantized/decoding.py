@@ -81,15 +81,17 @@ class Decode:
 
     def working_bytes(self, size: int, packed: int, scales: int) -> int:
         """Return the working memory; see `ckpttools.array.dequantized.Decoding.working_bytes`."""
-        many, rows = min(size, _BLOCK), min(size, _MAX_ROWS)
+        block_size, rows = min(size, _BLOCK), min(size, _MAX_ROWS)
         factors = (1 + self.has_zero_points) * page(4 * scales)
-        buffers = 2 * page(4 * (many + 2 * packed * rows))
+        buffers = 2 * page(4 * (block_size + 2 * packed * rows))
         # Allocated memory: scales rounded as in MaxText; factors and zero points of all numbers, repeated
         # over rows and columns; and 8 bytes for the table index of each quantized value.
         rounded = 8 * scales if self.like == "maxtext" else 0
-        permanent, temporary = 4 * many * self.has_zero_points, 4 * many + 16 * rows
-        spread = permanent + temporary + max(2 * many, 8 * rows * _LOCATIONS)
-        looked_up = permanent + temporary + 8 * (many if packed == 1 else many // 2 + packed * rows)
+        permanent, temporary = 4 * block_size * self.has_zero_points, 4 * block_size + 16 * rows
+        spread = permanent + temporary + max(2 * block_size, 8 * rows * _LOCATIONS)
+        looked_up = (
+            permanent + temporary + 8 * (block_size if packed == 1 else block_size // 2 + packed * rows)
+        )
         return factors + buffers + max(rounded, spread, looked_up) + _TABLES
 
     def decode(
@@ -318,8 +320,8 @@ class _Rows:
         """Return the factors of some rows that are consecutive on one axis."""
         factors = self.factors.reshape(-1, self.factors.shape[-1])
         length, start = self.piece.blocks[0][axis], self.within[axis] + top
-        some = factors[start // length : ceil_div(start + height, length)]
-        return some if len(some) == 1 else _repeat_factors(factors, length, start, height, 0)
+        part = factors[start // length : ceil_div(start + height, length)]
+        return part if len(part) == 1 else _repeat_factors(factors, length, start, height, 0)
 
 
 def _repeat_factors(factors: np.ndarray, length: int, start: int, count: int, axis: int) -> np.ndarray:
@@ -327,16 +329,16 @@ def _repeat_factors(factors: np.ndarray, length: int, start: int, count: int, ax
     import numpy as np
 
     first, stop = start // length, ceil_div(start + count, length)
-    some = factors[first:stop] if axis == 0 else factors[:, first:stop]
+    part = factors[first:stop] if axis == 0 else factors[:, first:stop]
     if length == 1:
-        return some
+        return part
     before, after = start - first * length, stop * length - start - count
     if not (before or after):
-        return np.repeat(some, length, axis)
+        return np.repeat(part, length, axis)
     times = np.full(stop - first, length)
     times[0] -= before
     times[-1] -= after
-    return np.repeat(some, times, axis)
+    return np.repeat(part, times, axis)
 
 
 @cache
@@ -406,8 +408,8 @@ def unscaled_array(weight: Weight, arrays: Mapping[str, LazyArray]) -> LazyArray
     float32, scale = DTYPES["float32"], weight.scales[0]
     ones = Constant(scale.shape, float32, array("f", [1.0]).tobytes())
     names = filter(None, (weight.codes, weight.zero_points))
-    alone = replace(weight, scales=(replace(scale, dtype=float32, divides=False),), is_swapped=False)
-    return array_of(alone, {scale.name: ones, **{name: arrays[name] for name in names}}, float32)
+    rescaled = replace(weight, scales=(replace(scale, dtype=float32, divides=False),), is_swapped=False)
+    return array_of(rescaled, {scale.name: ones, **{name: arrays[name] for name in names}}, float32)
 
 
 def _zero_points(weight: Weight, words: LazyArray) -> LazyArray:

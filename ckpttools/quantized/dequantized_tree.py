@@ -37,7 +37,7 @@ def dequantize_tree(
         raise unreadable_error(weights, settings, tree.metadata.location)
     result = result_of(dtype)
     arrays = by_name(tree.arrays)
-    away = {name for item in weights.readable.values() for name in item.stored} | {*weights.left_out}
+    replaced = {name for item in weights.readable.values() for name in item.stored} | {*weights.left_out}
     leaves: dict[Path, Leaf] = {}
     built: dict[Path, Weight] = {}
     for path, leaf in tree.items():
@@ -47,7 +47,7 @@ def dequantize_tree(
             named = _path(path, weight)
             leaves[named] = array_of(weight, arrays, result, like, tree.metadata.location)
             built[named] = weight
-        elif name not in away:
+        elif name not in replaced:
             leaves[path] = leaf
     metadata = replace(tree.metadata, config=without_quantization(tree.metadata.config or {}))
     notes = value_notes(built.values(), result, like) + Notes(remarks=tuple(_remarks(weights)))
@@ -182,8 +182,10 @@ def interpret_weights(
     exempt = exempt_modules(settings)
     others = [name for name in arrays if name not in known_names]
     left_out = tuple(name for name in others if scales_no_weight(name))
-    alone = (name for name in others if is_scale(name) and not exempt.has(name) and name not in left_out)
-    faults += [f"{name}: {arrays[name].dtype}, a scale without a weight" for name in alone]
+    orphan_scales = (
+        name for name in others if is_scale(name) and not exempt.has(name) and name not in left_out
+    )
+    faults += [f"{name}: {arrays[name].dtype}, a scale without a weight" for name in orphan_scales]
     faults += _clashes(readable.values(), arrays, used)
     named = unsupported_reason(settings) if quantized else ()
     lines = (*named, *unknown, *faults)

@@ -80,9 +80,11 @@ def _refuse_few_bits(tree: Tree, expected: Mapping[Path, DType]) -> None:
     Readers would take the cast arrays for quantized values.
     """
     view = quantized_view(tree)
-    few = {path: dtype for path, dtype in expected.items() if dtype.is_float and not is_plain(dtype)}
-    if view.weights and few:
-        lines = [f"{dotted(path)}: {tree.arrays[path].dtype} to {dtype}" for path, dtype in few.items()]
+    small_dtypes = {path: dtype for path, dtype in expected.items() if dtype.is_float and not is_plain(dtype)}
+    if view.weights and small_dtypes:
+        lines = [
+            f"{dotted(path)}: {tree.arrays[path].dtype} to {dtype}" for path, dtype in small_dtypes.items()
+        ]
         raise FormatError(
             "next to quantized weights, arrays with so few bits would be mistaken for weights "
             "without scales:" + listing(lines),

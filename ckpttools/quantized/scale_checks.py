@@ -178,8 +178,8 @@ def _damaged_factors(scale_check: ScaleCheck, scales: Sequence[LazyArray]) -> It
     # All arrays except the first have one element.
     ones = [other.read().view(other.dtype.carrier) for other in others]
     for region in split_evenly(Region.whole(first.shape), _SCAN_ELEMENTS):
-        some = first.read(region).view(first.dtype.carrier)
-        for factors in scale_check.factors([some, *ones]):
+        values = first.read(region).view(first.dtype.carrier)
+        for factors in scale_check.factors([values, *ones]):
             yield from map(float, scale_check.decode.out_of_range_factors(factors))
 
 
@@ -364,8 +364,8 @@ def _suspicious_factors(
 
     # Read all scales at once, because tens of thousands of experts have a few each.
     is_one = len(group) == 1 or len(group[0][1]) > 1
-    together = None if is_one else [np.concatenate([read[0].reshape(-1) for _, read in group])]
-    if together is None or not _are_in_range(together, decode, signs):
+    all_values = None if is_one else [np.concatenate([read[0].reshape(-1) for _, read in group])]
+    if all_values is None or not _are_in_range(all_values, decode, signs):
         suspicious = ((weight, read) for weight, read in group if not _are_in_range(read, decode, signs))
         yield from ((weight, decode.factors(read)) for weight, read in suspicious)
 

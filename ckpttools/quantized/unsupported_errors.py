@@ -135,15 +135,17 @@ def quantized_error(
     settings = declared_quantization(config)
     if not settings and all(weight.dtype.is_float and not weight.sides for weight in weights):
         return _unclear_error(weights, config, location, done)
-    bare = sum(weight.is_bare for weight in weights)
+    num_without_scales = sum(weight.is_bare for weight in weights)
     scheme_text = f"{scheme(settings)} ({FIELD})" if settings else _dtypes(weights)
     return FormatError(
         f"quantized weights cannot be {done}: their values are meaningless without their scales"
         + listing([str(weight) for weight in weights]),
         location=location or None,
-        got=f"{scheme_text}; {bare} of {len(weights)} without scales" if bare else scheme_text,
+        got=f"{scheme_text}; {num_without_scales} of {len(weights)} without scales"
+        if num_without_scales
+        else scheme_text,
         expected=_EXPECTED,
-        hint=_missing_scales_text(bare) + remedy(settings, location=location or "SRC"),
+        hint=_missing_scales_text(num_without_scales) + remedy(settings, location=location or "SRC"),
     )
 
 
@@ -169,8 +171,8 @@ def _dtypes(weights: Iterable[QuantizedWeight]) -> str:
     return ", ".join(sorted({str(weight.dtype) for weight in weights}))
 
 
-def _missing_scales_text(bare: int) -> str:
-    return "download the checkpoint with all of its scales; " if bare else ""
+def _missing_scales_text(num_without_scales: int) -> str:
+    return "download the checkpoint with all of its scales; " if num_without_scales else ""
 
 
 def remedy(settings: Mapping[str, Any] | None, *, is_read: bool = True, location: str = "SRC") -> str:

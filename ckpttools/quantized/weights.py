@@ -153,10 +153,10 @@ def find_weights(
     def is_exempt(name: str) -> bool:
         return _can_be_exempt(arrays[name], config) and exempt.has(name)
 
-    bare = {name for name in narrow | packed if name not in scales and not is_exempt(name)}
+    without_scales = {name for name in narrow | packed if name not in scales and not is_exempt(name)}
     if not (declared or scales):
-        bare = {name for name in bare if not states_dtype(config, arrays[name].dtype)}
-    weights = {name: scales.get(name, ()) for name in arrays if name in scales or name in bare}
+        without_scales = {name for name in without_scales if not states_dtype(config, arrays[name].dtype)}
+    weights = {name: scales.get(name, ()) for name in arrays if name in scales or name in without_scales}
     required = narrow | scales.keys() if declared else set()
     required |= _layer_weights(arrays, packed - required)
     others = auxiliary_tensors(arrays, weights, required) if weights else {}

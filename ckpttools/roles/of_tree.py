@@ -225,17 +225,17 @@ def _analyze(mirrors: Mirrors, empty: frozenset[Path], others: frozenset[Path]) 
     state = outside(inside(mirrors.arrays, result.state), result.weights)
     state_paths = frozenset(state)
     kept = [path for path in mirrors.arrays if path not in state_paths]
-    twice = copies(mirrors, outside(kept, result.unclear), state)
-    result |= Heads(unclear=twice.others)
-    result |= collect_branch_state(mirrors, kept, result, _branches_with_steps(mirrors, twice))
+    duplicates = copies(mirrors, outside(kept, result.unclear), state)
+    result |= Heads(unclear=duplicates.others)
+    result |= collect_branch_state(mirrors, kept, result, _branches_with_steps(mirrors, duplicates))
     clear = (path for path in outside(mirrors.arrays, result.unclear) if not mirrors.is_count(path))
     ambiguous = sorted(raise_heads(result.unclear, clear), key=str)
-    return Roles(result.state, result.weights, others, tuple(ambiguous), twice.parameters)
+    return Roles(result.state, result.weights, others, tuple(ambiguous), duplicates.parameters)
 
 
-def _branches_with_steps(mirrors: Mirrors, twice: Copies) -> set[Path]:
+def _branches_with_steps(mirrors: Mirrors, duplicates: Copies) -> set[Path]:
     """Return branches with a copy of the parameters and a step counter."""
-    branches = {branch(head, twice.parameters or ()) for head in twice.others} - {()}
+    branches = {branch(head, duplicates.parameters or ()) for head in duplicates.others} - {()}
     steps = {path[: len(item)] for path in mirrors.arrays if mirrors.is_step(path) for item in branches}
     return branches & steps
 

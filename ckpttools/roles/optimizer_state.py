@@ -241,8 +241,10 @@ class _Container:
                 continue
             is_state = self._labels.get(path[: start + 1])
             if not (is_state or self._is_next_to_state(path, start)):
-                twice = any(self.mirrors.is_whole(tail, self.head) for tail in unwrapped(path, start + 1))
-                (own if is_state is None and not twice else averages).add(path[: start + 1])
+                has_second_copy = any(
+                    self.mirrors.is_whole(tail, self.head) for tail in unwrapped(path, start + 1)
+                )
+                (own if is_state is None and not has_second_copy else averages).add(path[: start + 1])
         heads = Heads(weights=frozenset(own | averages), unclear=frozenset(averages))
         return heads | self._unknown(heads.weights)
 
@@ -472,16 +474,22 @@ class _Evidence:
     def _is_state(self, group: _BranchMoments) -> bool:
         # A single moment with a counter below its own key may also be a module.
         sign = len(group.names) > 1 or all(all(map(wraps, head)) for head in group.heads)
-        alone = not any(self._sizes[head] for head in group.heads)
-        many = self._has_known_names(group) or len(group.parameters) > _MAX_FEW_PARAMETERS
-        return many and sign and alone and self._is_complete(group) and self._is_counted(group)
+        is_separate = not any(self._sizes[head] for head in group.heads)
+        has_many_parameters = self._has_known_names(group) or len(group.parameters) > _MAX_FEW_PARAMETERS
+        return (
+            has_many_parameters
+            and sign
+            and is_separate
+            and self._is_complete(group)
+            and self._is_counted(group)
+        )
 
     def _may_be_state(self, group: _BranchMoments) -> bool:
         complete, counted = self._is_complete(group), self._is_counted(group)
         if self._has_known_names(group):
             return complete or counted
-        many = len(group.parameters) > _MAX_FEW_PARAMETERS
-        return complete and (many or (counted and len(group.names) > 1))
+        has_many_parameters = len(group.parameters) > _MAX_FEW_PARAMETERS
+        return complete and (has_many_parameters or (counted and len(group.names) > 1))
 
     def _has_known_names(self, group: _BranchMoments) -> bool:
         return group.moments.keys() <= self.moments.keys()

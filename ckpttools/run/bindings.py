@@ -269,10 +269,10 @@ def select_sound_records(
         void = _find_void_records(work, bound, is_sampled)
     if void:
         work.record([[_VOID, [[bound[index].run, bound[index].task] for index in sorted(void)]]])
-    sound = [record for index, record in enumerate(bound) if index not in void]
+    valid = [record for index, record in enumerate(bound) if index not in void]
     if isinstance(work, SupportsKeepFiles):
-        work.keep_files(FileBinding.file_of(text) for record in sound for text in record.bindings)
-    return [record.record for record in sound], bool(void)
+        work.keep_files(FileBinding.file_of(text) for record in valid for text in record.bindings)
+    return [record.record for record in valid], bool(void)
 
 
 def _find_void_records(

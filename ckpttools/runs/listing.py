@@ -233,7 +233,7 @@ def _find_legacy_run(path: Location) -> LegacyRun | None:
     return None
 
 
-def list_consistently(run: OrbaxRun, look: Callable[[OrbaxRun], _T]) -> _T:
+def list_consistently(run: OrbaxRun, inspect: Callable[[OrbaxRun], _T]) -> _T:
     """Inspect a run, and repeat if a job starts, finishes or deletes steps in the meantime.
 
     Raises:
@@ -241,13 +241,13 @@ def list_consistently(run: OrbaxRun, look: Callable[[OrbaxRun], _T]) -> _T:
     """
     for _ in range(_MAX_LISTINGS):
         try:
-            return look(run)
+            return inspect(run)
         except StorageError:
-            again = find_run(run.path)
-            if _names(again) == _names(run):
+            current = find_run(run.path)
+            if _names(current) == _names(run):
                 raise
-            run = again
-    return look(run)
+            run = current
+    return inspect(run)
 
 
 def _names(run: OrbaxRun) -> set[str]:
@@ -448,8 +448,8 @@ def list_tree(tree: Tree, name: str, step_tree: Tree | None = None) -> ItemListi
         has_parameters, has_optimizer = "parameter" in roles, "optimizer" in roles
         is_state |= has_optimizer
     plain = "training" if has_optimizer else "parameters"
-    alone = "optimizer" if has_optimizer else "other"
-    kind = view.kind or (plain if has_parameters and tree.arrays else alone)
+    separate_kind = "optimizer" if has_optimizer else "other"
+    kind = view.kind or (plain if has_parameters and tree.arrays else separate_kind)
     if has_parameters and all(map(_is_factor, view.of_role("parameter"))):
         kind = "adapter"
     arrays = tree.arrays.values()

@@ -94,12 +94,12 @@ def decide(run: OrbaxRun, keep: Keep, strip_older: bool) -> PruneDecision:
     names = [step.path.name for step in run.steps.values()]
     prints = map_concurrently(run.path.store, lambda name: fingerprint(run.path / name), names)
     listing = list_run(run)
-    whole = {item.step: item for item in listing.steps if _incomplete_reason(item) is None}
-    if not whole:
+    complete = {item.step: item for item in listing.steps if _incomplete_reason(item) is None}
+    if not complete:
         raise _no_complete_step_error(listing, run.path)
-    reasons = keep.reasons({number: item.metrics for number, item in whole.items()})
-    latest = sorted(whole)[-keep.last :] if keep.last else [max(whole)]
-    last = {max(whole): "the last finished step"}
+    reasons = keep.reasons({number: item.metrics for number, item in complete.items()})
+    latest = sorted(complete)[-keep.last :] if keep.last else [max(complete)]
+    last = {max(complete): "the last finished step"}
     if listing.latest is not None:
         last.setdefault(listing.latest, "the step that Orbax considers the latest")
     links = find_links_into(run.path)
@@ -108,7 +108,7 @@ def decide(run: OrbaxRun, keep: Keep, strip_older: bool) -> PruneDecision:
         reason = _incomplete_reason(item)
         if item.step not in run.steps:
             reason = reason or f"{_foreign_layout(run.path / item.name)}, which prune does not delete"
-        elif reason is None and item.step > max(whole):
+        elif reason is None and item.step > max(complete):
             reason = "it is later than the last finished step"
         if reason is not None:
             return _make_outcome(item, "left alone", reason)
@@ -213,8 +213,8 @@ def _known_names(entry: DirEntry, items: set[str]) -> Collection[str]:
 def _find_unowned_in_item(item: OrbaxItem) -> list[str]:
     with suppress_step_warnings():
         tree = open_tree(item.directory)
-    bare = {V1_FILE, RECORD} if item.directory == item.step.path else set()
-    return [name for name in find_unowned_in_item(item.directory, tree) if name not in bare]
+    metadata_files = {V1_FILE, RECORD} if item.directory == item.step.path else set()
+    return [name for name in find_unowned_in_item(item.directory, tree) if name not in metadata_files]
 
 
 def commit_texts(run: Location, names: list[str]) -> dict[str, str]:

@@ -253,9 +253,9 @@ def device_arrays(built: Sequence[tuple[ArrayTarget, Parts]]) -> Iterator[jax.Ar
             jax.sharding.SingleDeviceSharding(device, memory_kind=kind) for device, _ in device_parts
         ]
         counts.append(len(device_parts))
-    singles = iter(jax.device_put(buffers, locations) if buffers else [])
+    device_buffers = iter(jax.device_put(buffers, locations) if buffers else [])
     for (target, _), count in zip(built, counts, strict=True):
-        own = [next(singles) for _ in range(count)]
+        own = [next(device_buffers) for _ in range(count)]
         yield jax.make_array_from_single_device_arrays(
             target.shape, target.sharding, own, dtype=target.dtype.numpy
         )

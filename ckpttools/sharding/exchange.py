@@ -52,8 +52,8 @@ def devices_per_process(target: ArrayTarget) -> int | None:
     """Return the devices per process if all have the same number, contiguous in the mesh, or None."""
     order = [device.process_index for device in _devices(target)]
     count = order.count(order[0])
-    together = all(len(set(order[k : k + count])) == 1 for k in range(0, len(order), count))
-    return count if len(order) == count * len(set(order)) and together else None
+    is_contiguous = all(len(set(order[k : k + count])) == 1 for k in range(0, len(order), count))
+    return count if len(order) == count * len(set(order)) and is_contiguous else None
 
 
 def _devices(target: ArrayTarget) -> list[Any]:
@@ -116,22 +116,22 @@ def broadcast_parts(parts: Parts, target: ArrayTarget) -> jax.Array:
 
 def _global_array(parts: Parts, read: ArrayTarget) -> jax.Array:
     """Return the global array of carriers that all processes have read."""
-    singles = [jax.device_put(parts[cell], device) for device, cell in read.homes]
-    return jax.make_array_from_single_device_arrays(read.shape, read.sharding, singles)
+    device_arrays = [jax.device_put(parts[cell], device) for device, cell in read.homes]
+    return jax.make_array_from_single_device_arrays(read.shape, read.sharding, device_arrays)
 
 
 def _to_target(moved: jax.Array, target: ArrayTarget) -> jax.Array:
     """Convert carriers on their devices to the array's dtype and memory kind."""
     typed = _from_carrier(moved, target.dtype)
-    singles = [shard.data for shard in typed.addressable_shards]
+    device_arrays = [shard.data for shard in typed.addressable_shards]
     if target.sharding.memory_kind not in (None, typed.sharding.memory_kind):
         kind = target.sharding.memory_kind
         locations = [
             jax.sharding.SingleDeviceSharding(next(iter(single.devices())), memory_kind=kind)
-            for single in singles
+            for single in device_arrays
         ]
-        singles = jax.device_put(singles, locations)
-    return jax.make_array_from_single_device_arrays(target.shape, target.sharding, singles)
+        device_arrays = jax.device_put(device_arrays, locations)
+    return jax.make_array_from_single_device_arrays(target.shape, target.sharding, device_arrays)
 
 
 def _from_carrier(array: jax.Array, dtype: DType) -> jax.Array:

@@ -108,11 +108,11 @@ class _ReadTotals:
     def add(self, array: LazyArray, spec: Spec) -> None:
         """Add the reads of an array."""
         regions = self._homes(array.shape, spec)
-        some = {process: regions[process] for process in sample_processes(range(self.processes))}
-        mode, result = self._way(array, some, float("inf"))
+        sample = {process: regions[process] for process in sample_processes(range(self.processes))}
+        mode, result = self._way(array, sample, float("inf"))
         self.alone += result
         if result.over_read > MAX_OVER_READ:
-            mode, result = self._way(array, some, MAX_OVER_READ)
+            mode, result = self._way(array, sample, MAX_OVER_READ)
         self.together += result
         self.exchanged += mode == "exchange"
         mode, result = self._way(array, regions, MAX_OVER_READ, single_replica=True)

@@ -180,10 +180,10 @@ class Processes(Service):
 
     def check_same(self, topic: str, declared: str) -> None:
         """Raise OtherProcessError if the processes do not pass the same text."""
-        every = self.gather(topic, declared)
+        all_values = self.gather(topic, declared)
         difference = self.from_first(
             f"{topic} compared",
-            lambda: ", ".join(str(number) for number, item in enumerate(every) if item != every[0]),
+            lambda: ", ".join(str(number) for number, item in enumerate(all_values) if item != all_values[0]),
         )
         if difference:
             raise OtherProcessError(

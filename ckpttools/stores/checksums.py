@@ -48,27 +48,27 @@ DamagedRanges = Sequence[tuple[ChecksummedRange, int]]
 
 
 def find_damage(
-    files: Sequence[Sequence[ChecksummedRange]], tell: Observe
+    files: Sequence[Sequence[ChecksummedRange]], notify: Observe
 ) -> list[DamagedRanges | CheckpointError]:
     """Find damaged ranges in files of one store, reading several files at a time.
 
     Args:
         files: The checksummed ranges of each file.
-        tell: Called with the number of bytes read so far and the total.
+        notify: Called with the number of bytes read so far and the total.
 
     Returns:
         The damaged ranges of each file, or the error if the file cannot be read.
     """
     total, done, lock = sum(item.nbytes for result in files for item in result), 0, threading.Lock()
-    tell(0, total)
+    notify(0, total)
 
     def observe(nbytes: int) -> None:
         nonlocal done
         with lock:
             done += nbytes
-            tell(done, total)
+            notify(done, total)
 
-    def look(ranges: Sequence[ChecksummedRange]) -> DamagedRanges | CheckpointError:
+    def verify(ranges: Sequence[ChecksummedRange]) -> DamagedRanges | CheckpointError:
         try:
             read = [(item, _crc32_of(item, observe)) for item in ranges]
         except CheckpointError as error:
@@ -80,7 +80,7 @@ def find_damage(
 
     costs = {item.file.costs.requests for result in files for item in result[:1]}
     requests = max((cost or 0 for cost in costs), default=0)
-    return map_in_threads(requests or min(os.cpu_count() or 1, _MAX_THREADS), look, files)
+    return map_in_threads(requests or min(os.cpu_count() or 1, _MAX_THREADS), verify, files)
 
 
 def _crc32_of(checksummed: ChecksummedRange, observe: Callable[[int], None]) -> int:

@@ -98,16 +98,16 @@ class FormatTests:
     def test_tree_round_trips(self, data: st.DataObject) -> None:
         tree = data.draw(trees(self.dtypes, structure=self.structure))
         assume(unambiguous(tree))
-        with self.written(tree, data.draw(st.sampled_from(SCHEMES))) as (back, _):
-            assert_same(back, tree)
+        with self.written(tree, data.draw(st.sampled_from(SCHEMES))) as (reopened, _):
+            assert_same(reopened, tree)
 
     @_SETTINGS
     @given(data=st.data())
     def test_any_region_equals_the_slice_of_the_array(self, data: st.DataObject) -> None:
         tree = data.draw(trees(self.dtypes, structure=False, most_leaves=3))
         assume(unambiguous(tree))
-        with self.written(tree) as (back, _):
-            for array in back.arrays.values():
+        with self.written(tree) as (reopened, _):
+            for array in reopened.arrays.values():
                 region = data.draw(regions(array.shape))
                 values = array.read().view(array.dtype.carrier)
                 assert array.read(region).tobytes() == values[region.slices].tobytes()
@@ -115,21 +115,21 @@ class FormatTests:
     def test_each_dtype_round_trips(self) -> None:
         for dtype in self.dtypes:
             tree = Tree({("w",): stored(noise((5, 3), dtype), dtype)}, Metadata(step=0))
-            with self.written(tree) as (back, _):
-                assert_same(back, tree)
+            with self.written(tree) as (reopened, _):
+                assert_same(reopened, tree)
 
     def test_many_leaves_round_trip(self) -> None:
         tree = many_leaves(self.most_leaves)
-        with self.written(tree) as (back, _):
-            assert_same(back, tree)
+        with self.written(tree) as (reopened, _):
+            assert_same(reopened, tree)
 
     def test_large_array_is_written_in_many_tasks(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(planning, "LARGEST_TASK", 64 << 10)
         monkeypatch.setattr(planning, "_SMALLEST_TASK", 16 << 10)
         shape = (301, 7, 130)
         tree = Tree({("w",): stored(noise(shape, DTYPES["uint16"]), DTYPES["uint16"])}, Metadata(step=0))
-        with self.written(tree) as (back, _):
-            assert_same(back, tree)
+        with self.written(tree) as (reopened, _):
+            assert_same(reopened, tree)
 
     def test_two_runs_write_the_same_files(self) -> None:
         tree = many_leaves(20)
@@ -200,10 +200,10 @@ class FormatTests:
 
     def test_unowned_files_are_found(self) -> None:
         if isinstance(self.format, SupportsFiles):
-            with self.written(many_leaves(2)) as (back, location):
-                assert set(self.format.unowned_files(location, back)) == set()
+            with self.written(many_leaves(2)) as (reopened, location):
+                assert set(self.format.unowned_files(location, reopened)) == set()
                 (location / "notes.txt").write_bytes(b"mine")
-                assert set(self.format.unowned_files(location, back)) == {"notes.txt"}
+                assert set(self.format.unowned_files(location, reopened)) == {"notes.txt"}
 
     def test_faults_are_found_only_in_damaged_checkpoints(self) -> None:
         if isinstance(self.format, SupportsFaults):
@@ -215,10 +215,10 @@ class FormatTests:
 
     def test_storage_of_arrays_is_described(self) -> None:
         tree = many_leaves(3)
-        with self.written(tree) as (back, _):
-            storage = plain_storage(back)
+        with self.written(tree) as (reopened, _):
+            storage = plain_storage(reopened)
             if isinstance(self.format, SupportsStorage):
-                storage = self.format.storage(back, ReadOptions())
+                storage = self.format.storage(reopened, ReadOptions())
             result = {item.path: (item.shape, item.dtype, item.missing) for item in storage.arrays}
             arrays = tree.arrays.items()
             assert result == {keystr(path): (array.shape, array.dtype, 0) for path, array in arrays}
@@ -226,8 +226,8 @@ class FormatTests:
 
     def _check_same_or_error(self, location: Location, tree: Tree) -> None:
         try:
-            back = self.format.open(location, ReadOptions())
-            for path, array in back.arrays.items():
+            reopened = self.format.open(location, ReadOptions())
+            for path, array in reopened.arrays.items():
                 if prod(array.shape):
                     region = Region.whole(array.shape)
                     assert array.read(region).tobytes() == tree.arrays[path].read(region).tobytes()

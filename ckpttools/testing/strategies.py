@@ -75,14 +75,14 @@ def _regions(draw: st.DrawFn, shape: Shape, empty: bool) -> Region:
     return Region(tuple(starts), tuple(stops))
 
 
-def chunk_shapes(shape: Sequence[int], beyond: int = 0) -> st.SearchStrategy[Shape]:
-    """Return chunk shapes for an array of `shape`, up to `beyond` longer than the array on each axis."""
-    return _chunk_shapes(tuple(shape), beyond)
+def chunk_shapes(shape: Sequence[int], max_excess: int = 0) -> st.SearchStrategy[Shape]:
+    """Return chunk shapes for an array of `shape`, up to `max_excess` longer than the array on each axis."""
+    return _chunk_shapes(tuple(shape), max_excess)
 
 
 @cache
-def _chunk_shapes(shape: Shape, beyond: int) -> st.SearchStrategy[Shape]:
-    return st.tuples(*(st.integers(1, length + beyond) for length in shape))
+def _chunk_shapes(shape: Shape, max_excess: int) -> st.SearchStrategy[Shape]:
+    return st.tuples(*(st.integers(1, length + max_excess) for length in shape))
 
 
 _one_of = cache(st.sampled_from)
@@ -159,7 +159,9 @@ def _leaf(draw: st.DrawFn, shape: Shape, dtype: DType) -> Known:
         return Known(Constant(shape, dtype, element.tobytes()), np.broadcast_to(element[0], shape))
     truth = noise(shape, dtype, draw(st.integers(0, 99)))
     if kind == "chunked" and not dtype.packed:
-        return Known(chunked(truth, dtype, draw(chunk_shapes(shape, beyond=2 * (len(shape) <= 3)))), truth)
+        return Known(
+            chunked(truth, dtype, draw(chunk_shapes(shape, max_excess=2 * (len(shape) <= 3)))), truth
+        )
     return Known(stored(truth, dtype, lead=draw(st.integers(0, 9)), tail=1), truth)
 
 

@@ -429,8 +429,8 @@ def _count_underflows(block: np.ndarray, converted: np.ndarray, dtype: DType) ->
 
     bits = converted.view(np.uint16)
     magnitudes = np.bitwise_and(bits, 0x7FFF, out=reusable_buffer(bits.shape, bits.dtype))
-    beyond = np.array(np.inf).astype(converted.dtype).view(np.uint16)
-    if not magnitudes.size or magnitudes.max() >= beyond:
+    num_exceeding = np.array(np.inf).astype(converted.dtype).view(np.uint16)
+    if not magnitudes.size or magnitudes.max() >= num_exceeding:
         return None
     if magnitudes.min():
         return 0
@@ -446,8 +446,8 @@ def _count_integer_losses(
     least, limit = to.limits
     if not dtype.is_float:
         source = _plain(block, dtype)
-        beyond = _count((source < least) | (source > limit))
-        return {"saturated": beyond} if beyond else {}
+        num_exceeding = _count((source < least) | (source > limit))
+        return {"saturated": num_exceeding} if num_exceeding else {}
     numbers = np.rint(_numbers(block, dtype))
     counts = {
         # `limit` may not be a floating-point number, but this power of two is.
@@ -476,14 +476,16 @@ def _is_beyond(converted: np.ndarray, to: DType) -> np.ndarray:
     """Mark infinite values, or NaN in a dtype without infinity."""
     import numpy as np
 
-    beyond: np.ndarray
+    num_exceeding: np.ndarray
     if to.bits <= 8:
-        beyond = (np.isinf if to.has_infinity else np.isnan)(_values(to))[converted.view(np.uint8)]
+        num_exceeding = (np.isinf if to.has_infinity else np.isnan)(_values(to))[converted.view(np.uint8)]
     elif to.bits == 16:
-        beyond = converted.view(np.uint16) & 0x7FFF == np.array(np.inf).astype(to.numpy).view(np.uint16)
+        num_exceeding = converted.view(np.uint16) & 0x7FFF == np.array(np.inf).astype(to.numpy).view(
+            np.uint16
+        )
     else:
-        beyond = np.isinf(converted)
-    return beyond
+        num_exceeding = np.isinf(converted)
+    return num_exceeding
 
 
 def _count(mask: np.ndarray, but: Callable[[], np.ndarray] | None = None) -> int:

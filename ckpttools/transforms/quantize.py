@@ -288,19 +288,20 @@ def _wide(unquantized: Mapping[Path, LazyArray]) -> Iterator[str]:
         )
 
 
-def _remarks(tree: Tree, paths: Collection[Path], how: TargetScheme) -> Iterator[str]:
+def _remarks(tree: Tree, paths: Collection[Path], target_scheme: TargetScheme) -> Iterator[str]:
     if tree.metadata.config is None:
-        yield f"there is no config.json, so loaders must be given {dict(how.declared)}"
+        yield f"there is no config.json, so loaders must be given {dict(target_scheme.declared)}"
     fused = [path for path, array in tree.arrays.items() if is_fused(dotted(path), array)]
     skipped = [path for path in fused if path not in paths]
     if skipped:
         other = _scheme_for(dotted(skipped[0]), tree.arrays[skipped[0]], tree.metadata.config)
         instead = f"; {option('scheme', other)} is for those" if other else ""
         yield (
-            f"not quantized: {array_count(skipped)} of fused experts; this scheme is for {how.what}{instead}"
+            f"not quantized: {array_count(skipped)} of fused experts; "
+            f"this scheme is for {target_scheme.what}{instead}"
         )
-    yield from _partly_fused_warnings(tree, paths, how)
-    block = how.declared.get("weight_block_size")
+    yield from _partly_fused_warnings(tree, paths, target_scheme)
+    block = target_scheme.declared.get("weight_block_size")
     uneven = [
         dotted(path)
         for path in sorted(paths)
@@ -326,10 +327,10 @@ def _partly_fused_warnings(tree: Tree, paths: Collection[Path], scheme: TargetSc
     )
     if half:
         patterns = _patterns(sort_naturally(half), names)
-        few = len(patterns) <= _MAX_SUGGESTED
+        can_be_listed = len(patterns) <= _MAX_SUGGESTED
         options = (
             repeated_option("exclude", patterns)
-            if few
+            if can_be_listed
             else f"{option('exclude')} of {sample_names(patterns)}"
         )
         yield (
@@ -346,8 +347,8 @@ def _patterns(names: Sequence[str], quantized: Collection[str]) -> list[str]:
         kind = f"*{EXPERTS}*" if EXPERTS in name else f"*.{'.'.join(name.rsplit('.', 2)[1:])}"
         kinds.setdefault(kind, []).append(name)
     other_names = {*quantized} - {*names}
-    alone = {kind for kind in kinds if not any(matches(other, kind) for other in other_names)}
-    return [item for kind, those in kinds.items() for item in ([kind] if kind in alone else those)]
+    exclusive_kinds = {kind for kind in kinds if not any(matches(other, kind) for other in other_names)}
+    return [item for kind, those in kinds.items() for item in ([kind] if kind in exclusive_kinds else those)]
 
 
 def _scheme_for(name: str, array: LazyArray, config: Mapping[str, Any] | None) -> str | None:

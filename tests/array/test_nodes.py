@@ -273,7 +273,7 @@ def test_costs_and_locations_exist_for_every_region(known, data):
 @given(st.data())
 def test_chunk_cost_is_the_sum_of_overlapping_chunks(data):
     shape = data.draw(shapes(min_rank=0, max_rank=3))
-    array = chunked(noise(shape, BF16), BF16, data.draw(chunk_shapes(shape, beyond=2)))
+    array = chunked(noise(shape, BF16), BF16, data.draw(chunk_shapes(shape, max_excess=2)))
     region = data.draw(regions(shape))
     met = [
         (array.part(index), grid_cell(shape, array.chunk, index).intersect(region), index)

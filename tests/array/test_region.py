@@ -131,7 +131,7 @@ def test_split_makes_the_fewest_parts(limit, count):
 @given(st.data())
 def test_grid_cells_tile_the_array(data):
     shape = data.draw(shapes(limit=300))
-    chunk = data.draw(chunk_shapes(shape, beyond=2))
+    chunk = data.draw(chunk_shapes(shape, max_excess=2))
     seen = np.zeros(shape, int)
     indices = list(grid_indices(shape, chunk))
     for index in indices:

@@ -194,7 +194,13 @@ class TestConvert:
             "errors": {},
             "traffic": {},
             "published": None,
-            "notes": {"inexact": [], "values": notes["values"], "dropped": [], "remarks": notes["remarks"]},
+            "notes": {
+                "inexact": [],
+                "values": notes["values"],
+                "dropped": [],
+                "remarks": notes["remarks"],
+                "advice": [],
+            },
             "next": [
                 f"load_parameters_path={tmp_path}/new/0/items scan_layers=true",
                 f"all settings: `ckpt maxtext-config {tmp_path}/new`",

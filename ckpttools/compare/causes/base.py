@@ -160,7 +160,7 @@ def detector(
     of_single_arrays: bool = False,
 ) -> Callable[[Look], Detector]:
     """Create a detector from the function that yields its hypotheses."""
-    return lambda look: Detector(name, claim, look, shapes, of_single_arrays)
+    return lambda detect: Detector(name, claim, detect, shapes, of_single_arrays)
 
 
 def head_dims(case: Case, axis: int) -> list[int]:

@@ -82,8 +82,8 @@ def cast(case: Case) -> Iterator[Hypothesis]:
     for via in (DTYPES[name] for name in _INTERMEDIATE_DTYPES):
         if via.bits <= a.dtype.bits and via != a.dtype:
             for one, array, other, source in case.sides:
-                back = as_dtype(as_dtype(source, via), array.dtype)
-                yield Hypothesis(_rounding_cause(one, other, via), ((back, array),))
+                cast = as_dtype(as_dtype(source, via), array.dtype)
+                yield Hypothesis(_rounding_cause(one, other, via), ((cast, array),))
 
 
 def _rounding_cause(one: str, other: str, to: DType) -> Cause:

@@ -50,17 +50,17 @@ def tied(name: str, side: str, own: Mapping[str, LazyArray]) -> Iterator[Hypothe
     same_shape = {other: item for other, item in own.items() if other != name and item.shape in shapes}
     if len(array.shape) != 2 or len(same_shape) > _MAX_ALIKE:
         return
-    some = read_sample_values(array)
-    if np.all(some == some[:1]):
+    sample_values = read_sample_values(array)
+    if np.all(sample_values == sample_values[:1]):
         # Constants, such as the values of a new adapter, are equal by coincidence.
         return
-    ways = " or ".join(option("tied", mode) for mode in ("drop", "materialize"))
+    options = " or ".join(option("tied", mode) for mode in ("drop", "materialize"))
     for other, same in same_shape.items():
         if same.dtype == array.dtype:
             cause = Cause(
                 "tied",
                 f"it is {side}'s {other}",
-                f"the other side ties them: a conversion with {ways} makes both equal",
+                f"the other side ties them: a conversion with {options} makes both equal",
             )
             transposed = (
                 same

@@ -145,8 +145,8 @@ def _contradiction(headers: Mapping[str, SafetensorsHeader | CheckpointError]) -
     stems = {_stem(name) for name in headers}
     if len(stems) > 1:
         return f"they are not shards of one model: {_format_names(stems)}"
-    twice = [name for name, files in _locations(headers).items() if len(files) > 1]
-    return f"the same tensors in several files: {_format_names(twice)}" if twice else None
+    duplicates = [name for name, files in _locations(headers).items() if len(files) > 1]
+    return f"the same tensors in several files: {_format_names(duplicates)}" if duplicates else None
 
 
 def _stem(name: str) -> str:
@@ -221,15 +221,15 @@ def _check_against_files(
             f"names {plural(len(absent), 'tensor')} that its files do not contain: {_format_names(absent)}"
         )
         hint = f"fetch the index again, or set it aside: {set_aside_command(location)}"
-        why = "they cannot be loaded: they belong to another model, or a shard was changed"
+        reason = "they cannot be loaded: they belong to another model, or a shard was changed"
         if holders:
             moved = plural(sum(tensor in loose_tensors for tensor in absent), "tensor")
-            why = (
+            reason = (
                 f"nothing loads them: {moved} of these in files "
                 f"that it does not name, {_format_names(holders)}"
             )
             hint = "fetch the index and its files again"
-        yield Finding(ERROR, str(location), problem, why, hint)
+        yield Finding(ERROR, str(location), problem, reason, hint)
     yield from _misplaced_tensor_findings(weights, location, named, files)
     loose = [file for file in loose if file not in holders]
     if loose and len(weights.indexes) == 1 and not lost:

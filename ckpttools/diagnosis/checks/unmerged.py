@@ -67,8 +67,8 @@ def _unmerged_keys_findings(item: ListedItem) -> Iterator[Finding]:
             reason = (
                 "they cannot be read: the merge was interrupted, or the directory belongs to another save"
             )
-            again = call("doctor", item.path, fix="merge")
-            do = f"{set_aside_command(item.path / MANIFEST)} && {again}"
+            command = call("doctor", item.path, fix="merge")
+            do = f"{set_aside_command(item.path / MANIFEST)} && {command}"
             yield Finding(ERROR, str(item.path / name), problem, reason, do, command=do)
 
 

@@ -220,10 +220,10 @@ def _is_named(path: Location) -> bool:
 def _build_tree(path: Location, folder: Location, states: Sequence[FlaxState]) -> Tree:
     leaves: dict[TreePath, Leaf] = {at: leaf for state in states for at, leaf in state.leaves.items()}
     scalars = frozenset(at for state in states for at in state.scalars)
-    elsewhere = [keystr(at) for state in states for at in state.elsewhere]
-    if elsewhere:
+    external = [keystr(at) for state in states for at in state.elsewhere]
+    if external:
         raise FormatError(
-            f"some arrays are in directories of their own:{listing(elsewhere)}",
+            f"some arrays are in directories of their own:{listing(external)}",
             location=path,
             hint=_external_arrays_hint(path, folder),
         )

@@ -75,8 +75,8 @@ def _stream(first: list[Any], reader: Reader) -> Iterator[tuple[Path, Span]]:
     pair: Any = first
     while True:
         path, span = pair if isinstance(pair, list) and len(pair) == 2 else (None, None)
-        sound = isinstance(path, list) and all(type(key) in (str, int) for key in path)
-        if not sound or not isinstance(span, Span):
+        is_valid = isinstance(path, list) and all(type(key) in (str, int) for key in path)
+        if not is_valid or not isinstance(span, Span):
             raise DamagedError("neither a dictionary nor pairs of a path and a state")
         yield tuple(path or ()), span
         if reader.is_at_end:

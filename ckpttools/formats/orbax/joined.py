@@ -151,9 +151,9 @@ def compare_replicas(save: Save, observe: Callable[[int], None] = lambda nbytes:
     """
     keys = list(save.twins)
     sizes = [sum(_lengths(save, key)) for key in keys]
-    look = partial(_disagreement, save, observe, compare_all=True)
+    compare = partial(_disagreement, save, observe, compare_all=True)
     first = save.shares[0].host.store
-    result = map_in_threads(max(_THREADS, first.costs.requests or 0), look, keys)
+    result = map_in_threads(max(_THREADS, first.costs.requests or 0), compare, keys)
     return ReplicaComparison(len(keys), sum(sizes), tuple(item for item in result if item is not None))
 
 
@@ -163,8 +163,8 @@ def refuse_differing(save: Save, keys: Sequence[str]) -> None:
     Raises:
         FormatError: The values of two hosts differ.
     """
-    look = partial(_disagreement, save, lambda nbytes: None, compare_all=False)
-    result = [key for key in map(look, keys) if key is not None]
+    compare = partial(_disagreement, save, lambda nbytes: None, compare_all=False)
+    result = [key for key in map(compare, keys) if key is not None]
     if result:
         raise unlike(save, result)
 
@@ -204,12 +204,12 @@ def refuse_mixed(save: Save, disagreements: Sequence[Disagreement]) -> None:
     losses = Counter(number for item in disagreements for number in losers(save, item))
     for number, count in losses.items():
         common = [key for key, shares in save.twins.items() if number in shares and has_many(save, key)]
-        alone = keys_alone(save, number)
-        if count > 1 and 2 * count > len(common) and alone:
+        own_keys = keys_alone(save, number)
+        if count > 1 and 2 * count > len(common) and own_keys:
             raise FormatError(
                 f"{save.shares[number].host} seems to be from another save: it differs in {count:,} of "
                 f"{len(common):,} values that others have, too",
-                got=f"{plural(len(alone), 'chunk')} that only it has, such as {alone[0]}",
+                got=f"{plural(len(own_keys), 'chunk')} that only it has, such as {own_keys[0]}",
                 expected="hosts of one run, with a few damaged values at most",
                 hint="leave out its directory",
             )
@@ -251,8 +251,8 @@ def _is_same(save: Save, observe: Callable[[int], None], key: str, length: int, 
     return True
 
 
-def _parts(length: int, whole: bool) -> Iterator[tuple[int, int]]:
-    if whole:
+def _parts(length: int, is_complete: bool) -> Iterator[tuple[int, int]]:
+    if is_complete:
         yield from ((start, min(start + _AT_ONCE, length)) for start in range(0, length, _AT_ONCE))
     else:
         yield 0, min(length, _ENDS)
@@ -273,6 +273,6 @@ def _read(save: Save, key: str, number: int, start: int, stop: int) -> bytes:
 def _digest(save: Save, key: str, number: int) -> str:
     entry: Entry = save.shares[number].entries[key]
     result = hashlib.blake2b(digest_size=16)
-    for start, stop in _parts(length_of(entry), whole=True):
+    for start, stop in _parts(length_of(entry), is_complete=True):
         result.update(_read(save, key, number, start, stop))
     return result.hexdigest()

@@ -200,8 +200,8 @@ def _check(frame: _Body, magic: bytes) -> None:
         frame.fail(f"this is not an OCDBT {kind}", f"magic {start.hex()}", f"magic {magic.hex()}")
     length = HEADER.unpack_from(frame.data)[1] if got >= MIN_FRAME_BYTES else MIN_FRAME_BYTES
     if got != length:
-        what = "is truncated" if got < length else "is longer than its header declares"
-        frame.fail(f"the data {what}", f"{got} bytes", f"{length} bytes")
+        problem = "is truncated" if got < length else "is longer than its header declares"
+        frame.fail(f"the data {problem}", f"{got} bytes", f"{length} bytes")
     stored, actual = int.from_bytes(frame.data[-4:], "little"), crc32c(frame.data[:-4])
     if stored != actual:
         frame.fail("the CRC-32C does not match", f"{actual:#010x}", f"{stored:#010x}")

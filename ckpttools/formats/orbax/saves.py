@@ -475,13 +475,13 @@ def iterators_of(save: Save) -> OtherItem | None:
 
 def _states(directory: Location) -> Iterator[tuple[str, bytes]]:
     """Yield the file name and the state of each process."""
-    together = directory / _ALL
-    if together.is_file():
-        states = read_json(together)
-        odd = [process for process in states if not (process.isascii() and process.isdigit())]
-        if odd:
-            what, expected = "states of data iterators are numbered by process", "0, 1, and so on"
-            raise FormatError(what, location=together, got=repr(odd[0]), expected=expected)
+    shared_directory = directory / _ALL
+    if shared_directory.is_file():
+        states = read_json(shared_directory)
+        invalid = [process for process in states if not (process.isascii() and process.isdigit())]
+        if invalid:
+            description, expected = "states of data iterators are numbered by process", "0, 1, and so on"
+            raise FormatError(description, location=shared_directory, got=repr(invalid[0]), expected=expected)
         for process, state in states.items():
             text = state if isinstance(state, str) else json.dumps(state, indent=4)
             yield f"process_{process}-of-{len(states)}.json", text.encode()

@@ -106,10 +106,10 @@ def _open_state_file(location: Location, options: ReadOptions) -> _StateFile:
 def _check_names(file: _StateFile) -> None:
     """Reject keys that become equal when joined by dots: `{"a": {"b": …}, "a.b": …}`."""
     counts = Counter(dotted(at) for at in file.state.leaves)
-    twice = [name for name, count in counts.items() if count > 1]
-    if twice:
+    duplicates = [name for name, count in counts.items() if count > 1]
+    if duplicates:
         raise FormatError(
-            f"two values of the file have the same name:{listing(twice)}",
+            f"two values of the file have the same name:{listing(duplicates)}",
             location=file.location,
             expected="names that are unique after joining keys by dots",
             hint="if you trust its author, save only the weights: torch.save(model.state_dict(), FILE)",

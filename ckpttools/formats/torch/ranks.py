@@ -178,7 +178,7 @@ def _tree(
             else:
                 rest[name] = value
         plain[rank] = state_of(rest, file.nbytes, file.tensor, str(file.location))
-    merged, twins = _merge_plain(plain)
+    merged, duplicates = _merge_plain(plain)
     if len(saved) > 1 and not spread:
         raise FormatError(
             "no tensor in these files records its position in the complete tensor",
@@ -192,10 +192,10 @@ def _tree(
         try:
             merged.leaves[at] = item.whole()
             arrays = {rank: part.array for rank, part in item.parts.items()}
-            twins += [Twins(dotted(at), pair, (arrays[pair[0]], arrays[pair[1]])) for pair in item.twins]
+            duplicates += [Twins(dotted(at), pair, (arrays[pair[0]], arrays[pair[1]])) for pair in item.twins]
         except (ValueError, NotReadableError) as error:
             faults.append(f"{dotted(at)}: {error}")
-    unlike, decided = _replica_differences(path, twins, options)
+    unlike, decided = _replica_differences(path, duplicates, options)
     if faults and missing_text:
         raise _incomplete(path, missing_text, len(faults))
     if faults or unlike:
@@ -209,11 +209,11 @@ def _tree(
 
 
 def _replica_differences(
-    path: Location, twins: Sequence[Twins], options: ReadOptions
+    path: Location, duplicates: Sequence[Twins], options: ReadOptions
 ) -> tuple[dict[str, int], Notes]:
     """Return the differences between replicas with a rank for each, and remarks about the user's choice."""
-    problems = map_concurrently(path.store, Twins.problem, twins)
-    result = [(item, problem) for item, problem in zip(twins, problems, strict=True) if problem]
+    problems = map_concurrently(path.store, Twins.problem, duplicates)
+    result = [(item, problem) for item, problem in zip(duplicates, problems, strict=True) if problem]
     taken: dict[int, dict[str, None]] = {}
     for item, _ in result:
         taken.setdefault(item.ranks[0], {})[item.what] = None
@@ -256,15 +256,15 @@ def _gather(
 
 def _merge_plain(plain: Mapping[int, State]) -> tuple[State, list[Twins]]:
     """Return unsharded values from the first process, and their replicas on other processes."""
-    merged, owners, twins = State(), dict[TreePath, int](), list[Twins]()
+    merged, owners, duplicates = State(), dict[TreePath, int](), list[Twins]()
     for rank, one in plain.items():
         for at, leaf in one.leaves.items():
             known, owner = merged.leaves.setdefault(at, leaf), owners.setdefault(at, rank)
             if owner != rank and isinstance(leaf, LazyArray) and isinstance(known, LazyArray):
-                twins.append(Twins(dotted(at), (owner, rank), (known, leaf)))
+                duplicates.append(Twins(dotted(at), (owner, rank), (known, leaf)))
         merged.scalars |= one.scalars
         merged.others |= one.others
-    return merged, twins
+    return merged, duplicates
 
 
 def _describe_missing(count: int, missing: Sequence[int]) -> str | None:
@@ -285,10 +285,10 @@ def _describe_duplicates(spread: Mapping[TreePath, _RankShards]) -> str:
     """Describe the files that are duplicates, if they can be recognized."""
     try:
         # Replicas share their part of some tensors; copied files share all of them.
-        twins = [{*item.twins} for item in spread.values()]
+        duplicates = [{*item.twins} for item in spread.values()]
     except (ValueError, NotReadableError):
         return ""
-    pairs = set.intersection(*twins) if twins else set()
+    pairs = set.intersection(*duplicates) if duplicates else set()
     return f"; those of ranks {min(pairs)[0]} and {min(pairs)[1]} have the same parts" if pairs else ""
 
 

@@ -106,20 +106,20 @@ def refuse_copies(files: Mapping[str, ProcessFile], location: Location, hint: st
         parts = files[name].parts.items()
         return {what: (item.shape, item.dtype.itemsize, ends_of(item)) for what, item in parts}
 
-    looks = dict(zip(files, map_concurrently(location.store, looked_at, files), strict=True))
+    summaries = dict(zip(files, map_concurrently(location.store, looked_at, files), strict=True))
     groups: dict[tuple[_Examination, ...], list[str]] = {}
-    for name, result in looks.items():
+    for name, result in summaries.items():
         if not all(_is_of_one_number(ends, itemsize) for _, itemsize, ends in result.values()):
             groups.setdefault(tuple(result.values()), []).append(name)
-    twice = [
+    duplicates = [
         " = ".join(names)
         for suspect in groups.values()
-        if len(suspect) > 1 and not _are_experts([files[name].parts for name in suspect], looks.values())
+        if len(suspect) > 1 and not _are_experts([files[name].parts for name in suspect], summaries.values())
         for names in _group_equal_files(files, suspect)
     ]
-    if twice:
+    if duplicates:
         raise FormatError(
-            "files of several processes have equal values in different parts:" + listing(twice),
+            "files of several processes have equal values in different parts:" + listing(duplicates),
             location=location,
             expected="the file of each process once",
             hint=hint,
@@ -155,7 +155,7 @@ def _group_equal_files(files: Mapping[str, ProcessFile], names: Sequence[str]) -
     return [group for group in groups.values() if len(group) > 1]
 
 
-def _are_experts(equal_data: Sequence[Mapping[str, LazyArray]], looks: Collection[_Looks]) -> bool:
+def _are_experts(equal_data: Sequence[Mapping[str, LazyArray]], summaries: Collection[_Looks]) -> bool:
     """Return whether the equal data of several files are experts that are copies of each other.
 
     This is the case if rows repeat in each file, or if three or more files have these arrays and all of them
@@ -163,12 +163,12 @@ def _are_experts(equal_data: Sequence[Mapping[str, LazyArray]], looks: Collectio
 
     Args:
         equal_data: The equal data of the files.
-        looks: The compared data of all files.
+        summaries: The compared data of all files.
     """
     first = equal_data[0]
 
     def are_copies(name: str) -> bool:
-        result = [look[name] for look in looks if name in look]
+        result = [look[name] for look in summaries if name in look]
         return first[name].ndim > 2 and len(result) > 2 and len({*result}) == 1
 
     if all(map(_is_repeated, first.values())):

@@ -202,8 +202,8 @@ def _parameters(folder: Location, options: ReadOptions) -> dict[str, _Parameter]
     without = [f"{name}/{_WEIGHTS}" for name, item in existing_files_by_name.items() if _WEIGHTS not in item]
     if without:
         raise FormatError(f"weights are missing:{listing(without)}", location=folder, hint=_HINT)
-    every = [(name, file) for name, item in existing_files_by_name.items() for file in item]
-    expected = [item for item in every if options.with_optimizer or item[1] == _WEIGHTS]
+    all_files = [(name, file) for name, item in existing_files_by_name.items() for file in item]
+    expected = [item for item in all_files if options.with_optimizer or item[1] == _WEIGHTS]
     saved = map_concurrently(
         folder.store, lambda at: open_saved_file(folder / at[0] / at[1], options), expected
     )

@@ -71,14 +71,14 @@ def unpickle(data: bytes, allowed: Callable[[Global], bool], location: str) -> A
 def _refuse_unknown_calls(machine: Machine, allowed: Callable[[Global], bool], location: str) -> None:
     unknown = sorted({str(item) for item in machine.globals.values() if not allowed(item)})
     if unknown:
-        alone = "only the weights from there: torch.save(model.state_dict(), FILE), or as safetensors"
+        weights_hint = "only the weights from there: torch.save(model.state_dict(), FILE), or as safetensors"
         plain = "plain tensors from there, with tensor.dequantize() for quantized ones"
         raise FormatError(
             "the pickle has objects that weights do not contain:" + listing(unknown),
             location=location,
             expected="tensors, numbers, texts, lists and dictionaries",
             hint="nothing in it was executed; if you trust its author, save "
-            + (plain if any(item.endswith("Tensor") for item in unknown) else alone),
+            + (plain if any(item.endswith("Tensor") for item in unknown) else weights_hint),
         )
 
 
@@ -240,18 +240,18 @@ _MAX_PROTOCOL = 5
 _LONGEST_INTEGER = 64
 
 
-def _call_result(machine: Machine, what: object, args: object) -> Any:
+def _call_result(machine: Machine, function: object, args: object) -> Any:
     """Return the result of a call: the content of standard mappings, or a record for everything else."""
-    if isinstance(what, Record):
+    if isinstance(function, Record):
         raise NamelessCallError("a call of the result of a call")
-    if not isinstance(what, Global) or not isinstance(args, tuple):
+    if not isinstance(function, Global) or not isinstance(args, tuple):
         raise DamagedPickleError("a call of something without a name")
-    if (what.module, what.name) in _MAPPINGS:
+    if (function.module, function.name) in _MAPPINGS:
         items = args[-1] if args and isinstance(args[-1], list | dict) else ()
         machine.limits.copy(len(items))
         pairs = items.items() if isinstance(items, dict) else items
         return {machine.key(key): value for key, value in pairs}
-    return Record(what, args)
+    return Record(function, args)
 
 
 _MAPPINGS = frozenset((("collections", "OrderedDict"), ("collections", "defaultdict"), ("builtins", "dict")))

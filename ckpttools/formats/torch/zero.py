@@ -108,9 +108,9 @@ def _ranks(step: Location) -> dict[tuple[int, int], str]:
     ]
     names = {(int(match["rank"]), int(match["model"])): match[0] for match in result}
     if len(names) < len(result):
-        twice = sorted({match[0] for match in result} - {*names.values()})
+        duplicates = sorted({match[0] for match in result} - {*names.values()})
         raise FormatError(
-            "the directory has files of two saves, one of them in bfloat16:" + listing(twice),
+            "the directory has files of two saves, one of them in bfloat16:" + listing(duplicates),
             location=step,
             expected="either all or no files with the prefix bf16_",
             hint=COPY_ALL,
@@ -256,14 +256,14 @@ def _weights(stage: int, ranks: Sequence[_Rank], model: ModelStates) -> dict[str
 
 def _moments(stage: int, ranks: Sequence[_Rank], model: ModelStates) -> tuple[dict[TreePath, Leaf], Notes]:
     """Return each parameter's optimizer moments, and remarks about moments that only some parameters have."""
-    names, some = moments_of([rank.groups for rank in ranks], [rank.vectors for rank in ranks])
-    left = f"left out, because only some parameters have it: {', '.join(some)}"
+    names, moments = moments_of([rank.groups for rank in ranks], [rank.vectors for rank in ranks])
+    left = f"left out, because only some parameters have it: {', '.join(moments)}"
     result: dict[TreePath, Leaf] = {
         (STATE, parameter, name): array
         for name in names
         for parameter, array in _cut(stage, ranks, model, [rank.moments(name) for rank in ranks]).items()
     }
-    return result, Notes(remarks=(left,)) if some else Notes()
+    return result, Notes(remarks=(left,)) if moments else Notes()
 
 
 def _cut(

@@ -180,10 +180,10 @@ def flat_vector(value: Any, file: SavedFile) -> Stored:
 def _shapes(group: Any) -> Shapes:
     named = group.items() if isinstance(group, dict) else ()
     shapes = {name: torch_lengths(size) for name, size in named if type(name) is str}
-    sound: dict[str, Shape] = {name: size for name, size in shapes.items() if size is not None}
-    if not isinstance(group, dict) or len(sound) < len(group):
+    known_sizes: dict[str, Shape] = {name: size for name, size in shapes.items() if size is not None}
+    if not isinstance(group, dict) or len(known_sizes) < len(group):
         raise ValueError("the shapes of parameters are damaged")
-    return sound
+    return known_sizes
 
 
 def _count(shape: Shape, vector: Vector, name: str) -> int:
@@ -228,8 +228,8 @@ def moments_of(ranks: Sequence[Groups], weights: Sequence[Sequence[Stored]]) -> 
     )
     names = [name for name in moment_names if type(name) is str]
     complete = [name for name in names if all(_may_be(group.get(name), vector) for group, vector in pairs)]
-    some = [name for name in names if any(_is_kept(group.get(name)) for group, _ in pairs)]
-    return complete, [name for name in some if name not in complete]
+    kept_names = [name for name in names if any(_is_kept(group.get(name)) for group, _ in pairs)]
+    return complete, [name for name in kept_names if name not in complete]
 
 
 def _may_be(value: Any, vector: Stored) -> bool:
@@ -331,9 +331,9 @@ def cut_groups(
         raise ValueError(f"{len(groups)} vectors for {len(shapes)} groups of parameters")
     result: dict[str, LazyArray] = {}
     for number, (vector, named) in enumerate(zip(groups, shapes, strict=True)):
-        behind = gaps[number] if gaps is not None else [0] * len(named)
+        padding = gaps[number] if gaps is not None else [0] * len(named)
         at = 0
-        for (name, shape), gap in zip(named.items(), behind, strict=True):
+        for (name, shape), gap in zip(named.items(), padding, strict=True):
             result[name] = _taken(vector, at, shape, name)
             at += prod(shape) + gap
         # Vectors are padded to a multiple of twice the number of processes.
@@ -354,9 +354,9 @@ def names_of_ranks(
     names_by_rank: list[set[str]] = [set() for _ in groups[0].parts]
     for number, (vector, named) in enumerate(zip(groups, shapes, strict=True)):
         ends = [0, *accumulate(part.size for part in vector.parts)]
-        behind = gaps[number] if gaps is not None else [0] * len(named)
+        padding = gaps[number] if gaps is not None else [0] * len(named)
         at = 0
-        for (name, shape), gap in zip(named.items(), behind, strict=True):
+        for (name, shape), gap in zip(named.items(), padding, strict=True):
             for rank, (start, stop) in enumerate(pairwise(ends)):
                 if max(at, start) < min(at + prod(shape), stop):
                     names_by_rank[rank].add(name)

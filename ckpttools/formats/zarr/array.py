@@ -106,8 +106,8 @@ class ZarrArray:
     @cached_property
     def few_keys(self) -> frozenset[str]:
         """The keys of all chunks if there are few, for fast membership tests."""
-        few = self.num_chunks <= _FEW_CHUNKS
-        return frozenset(map(self.keys.key, grid_indices(self.shape, self.chunk) if few else ()))
+        is_small = self.num_chunks <= _FEW_CHUNKS
+        return frozenset(map(self.keys.key, grid_indices(self.shape, self.chunk) if is_small else ()))
 
     @cached_property
     def codecs(self) -> tuple[str, ...]:

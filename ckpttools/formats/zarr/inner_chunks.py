@@ -236,6 +236,6 @@ def chunk_array(piece: EncodedChunk, shape: Shape) -> LazyArray:
 
 def scratch_of(coding: Coding, shard: ShardIndex | None, array_nbytes: int) -> int:
     """Return the scratch memory for reading any piece of an array, in bytes."""
-    alone = (shard, 0) if shard else None
-    piece = EncodedChunk(Bytes("", b""), 0, 0, coding, "", coding.shape, alone, array_nbytes)
+    chunk_key = (shard, 0) if shard else None
+    piece = EncodedChunk(Bytes("", b""), 0, 0, coding, "", coding.shape, chunk_key, array_nbytes)
     return chunk_array(piece, coding.shape).scratch_bytes

@@ -158,9 +158,9 @@ def field_choices(family: Family, given: GivenSettings, known: ObservedArrays) -
         of = f"{FLAG}{name}" if flat in sizes else f"config.{flat}"
         result[of] = [known.flags[name]] if name in known.flags else [False, True]
     rules = family.settings
-    every = [condition for rule in rules.settings for condition in rule.conditions]
-    every += [condition for limit in rules.limits for condition in limit.conditions]
-    for item in every:
+    all_conditions = [condition for rule in rules.settings for condition in rule.conditions]
+    all_conditions += [condition for limit in rules.limits for condition in limit.conditions]
+    for item in all_conditions:
         _add_values(result, item)
     for limit in rules.limits:
         if limit.expected.left.name in result or (limit.expected.relation == "in" and not limit.conditions):

@@ -108,11 +108,11 @@ class ModelFacts:
                 if where is not None and location not in (None, where) and other != declared:
                     yield f"{where} is {json.dumps(declared)}", f"{location} is {json.dumps(other)}"
 
-    def layers_off_cycle(self, every: int) -> dict[int, str]:
+    def layers_off_cycle(self, interval: int) -> dict[int, str]:
         """Return the layers whose entries in the configuration contradict a cycle.
 
         Args:
-            every: Every N-th layer should have full attention, and the other layers should not.
+            interval: Every N-th layer should have full attention, and the other layers should not.
 
         Returns:
             A map from layer index to a text such as `layer_types[7] is "full_attention" instead of
@@ -122,7 +122,7 @@ class ModelFacts:
         for where, kinds, full in self._layer_lists():
             other = next((item for item in kinds if item != full), None)
             for k, kind in enumerate(kinds):
-                is_full = k % every == every - 1
+                is_full = k % interval == interval - 1
                 expected = full if is_full else other
                 if (kind == full) != is_full:
                     instead = "" if expected is None else f" instead of {json.dumps(expected)}"
@@ -155,10 +155,10 @@ class ModelFacts:
         is_stated = any(states_field(part, name) for _, part in self.parts)
         return None if is_stated else self.silent.get(name)
 
-    def _cycles(self, every: int) -> tuple[str | None, bool | None]:
+    def _cycles(self, interval: int) -> tuple[str | None, bool | None]:
         stated = list(self._layer_lists())
         for where, kinds, full in stated:
-            if any((kind == full) != (k % every == every - 1) for k, kind in enumerate(kinds)):
+            if any((kind == full) != (k % interval == interval - 1) for k, kind in enumerate(kinds)):
                 return where, False
         return (stated[0][0], True) if stated else (None, None)
 
@@ -213,9 +213,9 @@ class ModelFacts:
         return "", {}
 
 
-def layer_types(every: int, layers: int) -> list[str]:
+def layer_types(interval: int, layers: int) -> list[str]:
     """Return layer types for full attention in every N-th layer and a window in the others."""
-    return [FULL_ATTENTION if k % every == every - 1 else _LOCAL for k in range(layers)]
+    return [FULL_ATTENTION if k % interval == interval - 1 else _LOCAL for k in range(layers)]
 
 
 def _yarn(factor: float, scale: float) -> float:

@@ -96,8 +96,8 @@ def setting_kinds(version: str) -> Mapping[str, Kind]:
     """
     return {
         name: kind
-        for name, kind, alone, absent in _read_list()
-        if version != absent and alone in ("", version)
+        for name, kind, exclusive_version, absent in _read_list()
+        if version != absent and exclusive_version in ("", version)
     }
 
 

@@ -64,10 +64,10 @@ def config_from_settings(
         )
     _refuse_towers(result, () if text_alone else arrays)
     observed = _ModelArrays.of(result, arrays, scan_axis)
-    every = [*candidates(result, given, observed.known())]
+    all_candidates = [*candidates(result, given, observed.known())]
     # Settings alone may leave open what the arrays decide. If no candidate fits, the conversion reports why.
-    matching = [item for item in every if _is_complete(item) and observed.match(item.config)]
-    return _with_loadable_type(_only_candidate(result, given, matching or every).config)
+    matching = [item for item in all_candidates if _is_complete(item) and observed.match(item.config)]
+    return _with_loadable_type(_only_candidate(result, given, matching or all_candidates).config)
 
 
 def _with_loadable_type(config: Mapping[str, Any]) -> dict[str, Any]:

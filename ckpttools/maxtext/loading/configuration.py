@@ -175,12 +175,13 @@ def _may_override(*layers: Layer) -> bool:
 
 def _model_conflicts(model: Layer, layer: Layer, files: list[Layer]) -> Iterator[Problem]:
     """Yield settings that the model and the command line set to different values."""
-    twice = [
+    duplicates = [
         name for name, value in model.values.items() if name in layer.values and layer.values[name] != value
     ]
-    if twice and not _may_override(layer, *files):
+    if duplicates and not _may_override(layer, *files):
         yield Problem(
-            f"{', '.join(twice)}: the model sets other values ({model.source}), and MaxText refuses both",
+            f"{', '.join(duplicates)}: the model sets other values ({model.source}), and MaxText "
+            "refuses both",
             "leave them out, or add override_model_config=true",
         )
 

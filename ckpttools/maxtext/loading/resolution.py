@@ -360,8 +360,8 @@ def _latest_step(listings: Sequence[OrbaxSteps], settings: Settings) -> OwnRun:
     """Return the latest step of all locations."""
     if not listings:
         return OwnRun(RuleCheck("resume", settings.text("local_checkpoint_directory"), "does not exist here"))
-    several = len(listings) > 1
-    text = "; ".join(f"{entry.directory}: {entry.text}" if several else entry.text for entry in listings)
+    has_several = len(listings) > 1
+    text = "; ".join(f"{entry.directory}: {entry.text}" if has_several else entry.text for entry in listings)
     best = max(listings, key=lambda entry: -1 if entry.latest is None else entry.latest)
     tried = RuleCheck("resume", str(best.directory), text)
     if best.latest is None:

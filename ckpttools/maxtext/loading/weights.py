@@ -292,11 +292,11 @@ def unread_layouts(
 
 
 def _auxiliary_problems(view: MaxTextView, version: Version, where: str) -> Iterator[Problem]:
-    beside = [path for path in view.homes.values() if path[:2] == AUXILIARY]
-    if beside:
+    auxiliary = [path for path in view.homes.values() if path[:2] == AUXILIARY]
+    if auxiliary:
         yield Problem(
-            f"{plural(len(beside), 'array')} of the model are not loaded: load_parameters_path does not read "
-            f"{keystr(beside[0])}",
+            f"{plural(len(auxiliary), 'array')} of the model are not loaded: load_parameters_path does not "
+            f"read {keystr(auxiliary[0])}",
             f"{action('strip_optimizer', where, 'DST')} moves them to the parameters",
         )
 

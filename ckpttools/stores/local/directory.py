@@ -316,21 +316,21 @@ def conflict_error(directory: Path, begun: JobInfo | None, purpose: JobInfo) -> 
             hint=discard,
         )
     if begun.is_same_command(purpose):
-        what = "another conversion: the same command, started before its source changed"
+        owner = "another conversion: the same command, started before its source changed"
         go_on = "it cannot be resumed"
     else:
-        what = "another conversion"
+        owner = "another conversion"
         go_on = f"to resume it, {_resume_hint(begun)}"
     hint = f"{go_on}; otherwise {discard}"
     if _is_same_conversion(begun, purpose):
         changes = _describe_changes(begun, purpose) or _describe_smaller_memory(begun, purpose)
-        what = f"another conversion: the same command, started with other options{changes}"
+        owner = f"another conversion: the same command, started with other options{changes}"
         hint = f"to start over with the new options, {discard}; {go_on}"
         if not changes:
-            what = "another conversion: the same command, with other options or before its source changed"
+            owner = "another conversion: the same command, with other options or before its source changed"
             hint = f"to start over, {discard}"
     return UsageError(
-        f"{directory} contains the beginning of {what}",
+        f"{directory} contains the beginning of {owner}",
         got=describe_conversion(begun),
         expected=describe_conversion(purpose),
         hint=hint,

@@ -350,19 +350,19 @@ def read_whole(path: Path, limit: int = LARGEST_WHOLE) -> bytes:
         raise storage_error("cannot read", path, error) from error
 
 
-def _reading_error(doing: str, path: str | Path, error: OSError) -> CheckpointError:
+def _reading_error(activity: str, path: str | Path, error: OSError) -> CheckpointError:
     """Return the error for a file of a checkpoint; if the file is missing, the checkpoint is damaged."""
     if not isinstance(error, FileNotFoundError):
-        return storage_error(doing, path, error)
+        return storage_error(activity, path, error)
     return FormatError(
-        f"{doing} {path}",
+        f"{activity} {path}",
         got=f"{error.strerror} (errno {error.errno})",
         hint=f"it was deleted, moved or not copied: {action('doctor')} lists everything that the "
         "checkpoint lacks",
     )
 
 
-def storage_error(doing: str, path: str | Path, error: OSError) -> StorageError:
+def storage_error(activity: str, path: str | Path, error: OSError) -> StorageError:
     """Convert an OSError to a StorageError, keeping the system's message."""
     hints = {
         "PermissionError": "check who owns it and its mode bits",
@@ -371,7 +371,7 @@ def storage_error(doing: str, path: str | Path, error: OSError) -> StorageError:
     # A missing file of a checkpoint is not a mistake in the command, unlike a missing file that the user
     # names.
     return StorageError(
-        f"{doing} {path}",
+        f"{activity} {path}",
         got=f"{error.strerror} (errno {error.errno})",
         hint=hints.get(type(error).__name__),
     )

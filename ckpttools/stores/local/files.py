@@ -249,8 +249,8 @@ def _raise(error: OSError) -> NoReturn:
 
 def _sync_in_threads(locations: Iterator[Path]) -> None:
     """Sync paths in threads, because the disk's journal serves waiting syncs together."""
-    while some := list(islice(locations, _SYNCS_WAITING)):
-        map_in_threads(_SYNC_CONCURRENCY, _sync_location, some)
+    while batch := list(islice(locations, _SYNCS_WAITING)):
+        map_in_threads(_SYNC_CONCURRENCY, _sync_location, batch)
 
 
 def _sync_location(location: Path) -> None:

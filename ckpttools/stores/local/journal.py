@@ -211,8 +211,8 @@ class Journal:
         waiting = iter(lines)
         try:
             # A checkpoint may have 100,000 files.
-            while some := list(islice(waiting, _LINES_PER_WRITE)):
-                write_all(self._descriptor, b"".join(line(kind, content) for kind, content in some))
+            while batch := list(islice(waiting, _LINES_PER_WRITE)):
+                write_all(self._descriptor, b"".join(line(kind, content) for kind, content in batch))
             sync_file(self._descriptor)
         except OSError as error:
             raise write_error(self._path, error) from error

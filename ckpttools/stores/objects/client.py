@@ -263,11 +263,11 @@ class Bucket:
         options: Any = {"range": (start, start + length), **_version_options(version)}
 
         def read(client: Any) -> memoryview:
-            answer = obstore.get(client, key, options=options)
+            response = obstore.get(client, key, options=options)
             # Not every S3-compatible server respects `If-Match`.
-            if _status(answer.meta).version != version:
+            if _status(response.meta).version != version:
                 raise ObjectChangedError
-            return memoryview(answer.bytes())
+            return memoryview(response.bytes())
 
         content = self.ask("cannot read", key, read)
         self._meter.add(nbytes=len(content))
@@ -309,7 +309,7 @@ class Bucket:
 
     def ask(
         self,
-        doing: str,
+        activity: str,
         key: str,
         question: Callable[[Any], _Answer],
         *,
@@ -319,7 +319,7 @@ class Bucket:
         """Send a request; same errors as `read`.
 
         Args:
-            doing, key: The action and the object, for messages.
+            activity, key: The action and the object, for messages.
             question: Sends the request with obstore's client.
             requests: Number of requests to count.
             is_brief: Whether to give up after `SHORT_TIMEOUT_SECONDS`.
@@ -330,24 +330,24 @@ class Bucket:
         from obstore.exceptions import BaseError
 
         self._meter.add(requests=requests)
-        client = self._client_for(self._new_request(doing, key), is_brief=is_brief)
+        client = self._client_for(self._new_request(activity, key), is_brief=is_brief)
         try:
-            answer = question(client)
+            response = question(client)
         except (BaseError, OSError, ValueError) as error:
             if is_absent_object(error) and not is_listing_unsupported(error):
                 raise FileNotFoundError(key) from error
             if is_changed_object(error):
                 raise ObjectChangedError from error
             cause = self._with_code(client, key, error) if is_refused_without_code(error) else error
-            raise explain_error(cause, self._new_request(doing, key)) from error
+            raise explain_error(cause, self._new_request(activity, key)) from error
         self._has_answered = True
-        log_detail("%s %s", doing.removeprefix("cannot "), self.uri(key))
-        return answer
+        log_detail("%s %s", activity.removeprefix("cannot "), self.uri(key))
+        return response
 
-    def _new_request(self, doing: str, key: str) -> BucketRequest:
+    def _new_request(self, activity: str, key: str) -> BucketRequest:
         access = self._access
         words = replace(self._words, log_in=access.log_in) if access.log_in else self._words
-        return BucketRequest(doing, self.uri(key), self._name, access.identity, self._endpoint, words)
+        return BucketRequest(activity, self.uri(key), self._name, access.identity, self._endpoint, words)
 
     def _with_code(self, client: Any, key: str, error: Exception) -> Exception:
         """Return the error with the server's error code, by reading a byte: other responses have no code."""
@@ -486,8 +486,8 @@ def metadata_headers(path: str, headers: Mapping[str, str]) -> Mapping[str, str]
     connection = http.client.HTTPConnection(_ADDRESS, timeout=_SECONDS)
     try:
         connection.request("GET", path, headers=dict(headers))
-        answer = connection.getresponse()
-        return dict(answer.headers.items()) if answer.status == 200 else None
+        response = connection.getresponse()
+        return dict(response.headers.items()) if response.status == 200 else None
     except (OSError, http.client.HTTPException):
         return None
     finally:

@@ -243,7 +243,7 @@ def unusable_credentials(error: Exception, request: BucketRequest) -> StorageErr
     )
 
 
-def _not_authenticated(request: BucketRequest, answer: str, code: str) -> StorageError:
+def _not_authenticated(request: BucketRequest, response: str, code: str) -> StorageError:
     hint = request.words.log_in
     if code in _CLOCK:
         hint = "correct the clock of this machine"
@@ -251,44 +251,44 @@ def _not_authenticated(request: BucketRequest, answer: str, code: str) -> Storag
         hint = f"get new credentials: {hint}"
     return StorageError(
         f"{request.doing} {request.location}: authentication failed",
-        got=f"{answer}; asked as {request.identity}",
+        got=f"{response}; asked as {request.identity}",
         expected="credentials that the server accepts (permissions were not checked)",
         hint=hint,
     )
 
 
-def _not_allowed(request: BucketRequest, answer: str, code: str) -> StorageError:
+def _not_allowed(request: BucketRequest, response: str, code: str) -> StorageError:
     words = request.words
     permission = {"list": words.list_permission, "write": words.write_permission}.get(
         request.doing.rpartition(" ")[2], words.read_permission
     )
     expected, hint = f"the permission {permission} on the {words.bucket}", words.log_in
-    if not code and ": " not in answer:
-        answer += ", without an error code"
+    if not code and ": " not in response:
+        response += ", without an error code"
         expected = f"valid credentials, and {expected}"
     elif code and not request.identity.startswith("nobody"):
         hint = f"grant that permission to these credentials, or use others: {hint}"
     return StorageError(
         f"{request.doing} {request.location}: not allowed",
-        got=f"{answer}; asked as {request.identity}",
+        got=f"{response}; asked as {request.identity}",
         expected=expected,
         hint=hint,
     )
 
 
-def wrong_api_error(request: BucketRequest, answer: str) -> StorageError:
+def wrong_api_error(request: BucketRequest, response: str) -> StorageError:
     """Return the error for a server that does not support the cloud's API.
 
     Args:
         request: The request.
-        answer: The response, for the message.
+        response: The response, for the message.
     """
     words = request.words
     server = request.endpoint or words.cloud
     return StorageError(
         f"{server} does not offer {words.api}",
         location=request.location,
-        got=answer,
+        got=response,
         expected="a server with this API",
         hint=f"use another server or emulator, and set {words.endpoint} to its URL"
         if request.endpoint

@@ -185,9 +185,9 @@ def _list_uploads(endpoint: str, bucket: str, prefix: str, meter: Meter) -> Iter
     headers = _authorization(endpoint)
     while True:
         meter.add(requests=1)
-        answer = _request("GET", endpoint, bucket, query, headers)
+        response = _request("GET", endpoint, bucket, query, headers)
         try:
-            page = ElementTree.fromstring(answer)
+            page = ElementTree.fromstring(response)
             yield from [_parse_upload(bucket, item) for item in page.iterfind("{*}Upload")]
         except (ElementTree.ParseError, ValueError) as error:
             raise _listing_error(bucket, f"an unreadable response: {error}") from error
@@ -213,14 +213,14 @@ def _request(method: str, endpoint: str, key: str, query: dict[str, str], header
     import urllib3
 
     url = f"{endpoint or _HOST}/{quote_url(key)}?{urlencode(query)}"
-    again = urllib3.Retry(4, backoff_factor=0.2, status_forcelist=(429, 500, 502, 503, 504))
+    retry = urllib3.Retry(4, backoff_factor=0.2, status_forcelist=(429, 500, 502, 503, 504))
     try:
-        answer = _pool().request(method, url, headers=headers, timeout=_SECONDS, retries=again)
+        response = _pool().request(method, url, headers=headers, timeout=_SECONDS, retries=retry)
     except urllib3.exceptions.HTTPError as error:
         raise _listing_error(key, str(error)) from error
-    if answer.status >= 400 and not (method == "DELETE" and answer.status == 404):
-        raise _listing_error(key, f"{answer.status} {answer.reason}")
-    return answer.data
+    if response.status >= 400 and not (method == "DELETE" and response.status == 404):
+        raise _listing_error(key, f"{response.status} {response.reason}")
+    return response.data
 
 
 def _listing_error(key: str, got: str) -> StorageError:
@@ -266,8 +266,8 @@ def _machine_token() -> str:
 
     headers = {"Metadata-Flavor": "Google"}
     try:
-        answer = _pool().request("GET", _TOKEN, headers=headers, timeout=1.0, retries=False)
-        return str(json.loads(answer.data)["access_token"])
+        response = _pool().request("GET", _TOKEN, headers=headers, timeout=1.0, retries=False)
+        return str(json.loads(response.data)["access_token"])
     except (urllib3.exceptions.HTTPError, ValueError, KeyError, TypeError):
         raise StorageError(
             _LIST_UPLOADS_FAILURE,

@@ -74,10 +74,10 @@ class SharedObjectStaging(ObjectStaging):
         Raises:
             LockedError: Another process is active.
         """
-        ahead = self.now(f"{PARTS}/{claim.token}") - time.time()
+        clock_offset = self.now(f"{PARTS}/{claim.token}") - time.time()
         # A process that has prepared the destination releases it shortly after its journal exists.
-        prepare_or_wait(partial(self._refuse_owner, ahead), lambda: self._is_preparing(plan), 0.0)
-        now = time.time() + ahead
+        prepare_or_wait(partial(self._refuse_owner, clock_offset), lambda: self._is_preparing(plan), 0.0)
+        now = time.time() + clock_offset
         journal = ObjectJournal.read(self.bucket, f"{self.partial}/{JOURNAL}")
         if journal.plan != plan or journal.published is not None:
             raise LockedError(
@@ -89,13 +89,13 @@ class SharedObjectStaging(ObjectStaging):
         check_free(share, others, self.location)
         return journal
 
-    def _refuse_owner(self, ahead: float) -> bool:
+    def _refuse_owner(self, clock_offset: float) -> bool:
         """Return True, or raise LockedError if a process has locked the destination.
 
         Args:
-            ahead: Offset of the bucket's clock in seconds.
+            clock_offset: Offset of the bucket's clock in seconds.
         """
-        lock = stored_lock(self.bucket, f"{self.partial}/{LOCK}", time.time() + ahead)
+        lock = stored_lock(self.bucket, f"{self.partial}/{LOCK}", time.time() + clock_offset)
         if lock is not None and lock.is_held:
             raise locked_error(self.location, lock)
         return True

@@ -64,9 +64,9 @@ class Client:
         self._budget = Budget(self.patience.failures)
         self._pools: dict[tuple[str, bool], urllib3.PoolManager] = {}
 
-    def attempts(self, location: str, doing: str = "read") -> Attempts:
+    def attempts(self, location: str, activity: str = "read") -> Attempts:
         """Return a counter for the attempts of one read or write."""
-        return Attempts(location, self.patience, self._budget, doing)
+        return Attempts(location, self.patience, self._budget, activity)
 
     def request(
         self,
@@ -459,8 +459,8 @@ class Attempts:
         doing: The action, for messages.
     """
 
-    def __init__(self, location: str, patience: Patience, budget: Budget, doing: str = "read") -> None:
-        self.location, self.doing = location, doing
+    def __init__(self, location: str, patience: Patience, budget: Budget, activity: str = "read") -> None:
+        self.location, self.doing = location, activity
         self.patience = patience
         self._budget = budget
         self._made = 0

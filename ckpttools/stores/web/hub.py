@@ -146,10 +146,10 @@ class HubStore(WebStore):
         """See `SupportsContents`. Large files have a SHA-256, others a git blob ID."""
         name = HubName.of(key)
         snapshot = self._snapshot(name)
-        alone = snapshot.files.get(name.path)
+        file = snapshot.files.get(name.path)
         if name.path not in (*snapshot.files, *snapshot.names):
             raise self.absence_reason(key)
-        files = {"": alone} if alone else dict(self._iter_below(key))
+        files = {"": file} if file else dict(self._iter_below(key))
         unnamed = next((path for path, item in files.items() if not _DIGEST.fullmatch(item.version)), None)
         if unnamed is not None:
             raise StorageError(

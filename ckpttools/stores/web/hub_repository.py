@@ -131,7 +131,7 @@ class Repository:
             StorageError: The Hub does not respond, or the revision does not exist.
         """
         try:
-            response = self._request_json("GET", f"{self._api}/revision/{self._revision}", doing="look at")
+            response = self._request_json("GET", f"{self._api}/revision/{self._revision}", activity="look at")
         except AbsentError as error:
             if "revision" in error.raw.message:
                 raise
@@ -140,7 +140,9 @@ class Repository:
 
     def latest(self) -> str:
         """Return the message of the last commit; "" if there is none."""
-        response = self._request_json("GET", f"{self._api}/commits/{self._revision}?limit=1", doing="look at")
+        response = self._request_json(
+            "GET", f"{self._api}/commits/{self._revision}?limit=1", activity="look at"
+        )
         last = (
             response[0] if isinstance(response, list) and response and isinstance(response[0], dict) else {}
         )
@@ -173,8 +175,8 @@ class Repository:
             response = error.response
             if response.status_code != 409:
                 text = error.server_message or ""
-                answer = Answer(response.status_code, response.reason_phrase, response.headers, text)
-                raise write_error(self._new_request, answer, "create") from error
+                reply = Answer(response.status_code, response.reason_phrase, response.headers, text)
+                raise write_error(self._new_request, reply, "create") from error
         except Exception as error:  # The HTTP library of `huggingface_hub` can raise anything.
             refuse_untrusted(error, self.location)
             raise StorageError(f"cannot create {self.location}", got=first_line(error)) from error
@@ -222,9 +224,9 @@ class Repository:
         try:
             (result,) = response["objects"]
             if error := result.get("error"):
-                answer = Answer(int(error.get("code", 422)), "", {}, str(error.get("message", "")))
+                reply = Answer(int(error.get("code", 422)), "", {}, str(error.get("message", "")))
                 raise write_error(
-                    self._new_request._replace(location=f"{self.location}/{path}"), answer, "upload"
+                    self._new_request._replace(location=f"{self.location}/{path}"), reply, "upload"
                 )
             actions = result.get("actions") or {}
             return _target(actions, blob.size) if "upload" in actions else None
@@ -258,10 +260,8 @@ class Repository:
             hint = f"{retry_term()} later: uploaded files are not sent again"
             raise BusyError(f"cannot upload {self.location}/{path}", got=got, hint=hint)
         if response.status not in (200, 201, 204):
-            answer = Answer(response.status, response.reason or "", response.headers, text)
-            raise write_error(
-                self._new_request._replace(location=f"{self.location}/{path}"), answer, "upload"
-            )
+            reply = Answer(response.status, response.reason or "", response.headers, text)
+            raise write_error(self._new_request._replace(location=f"{self.location}/{path}"), reply, "upload")
         return str(response.headers.get("ETag", ""))
 
     def complete(self, path: str, blob: Blob, target: CommitTarget, tags: Iterable[str]) -> None:
@@ -319,7 +319,7 @@ class Repository:
         url = f"{self._api}/commit/{self._revision}"
         try:
             response = self._request_json(
-                "POST", url, body, {"Content-Type": "application/x-ndjson"}, doing="commit to"
+                "POST", url, body, {"Content-Type": "application/x-ndjson"}, activity="commit to"
             )
         except StorageError:
             # The commit may exist although its response was lost, or it may appear a little later.
@@ -359,14 +359,14 @@ class Repository:
         question: object = None,
         headers: Mapping[str, str] = _JSON,
         subject: str = "",
-        doing: str = "upload",
+        activity: str = "upload",
     ) -> Any:
         """Send a request and return the JSON response; {} if it is empty."""
         body = (
             question if isinstance(question, bytes) else json.dumps(question).encode() if question else None
         )
         location = f"{self.location}/{subject}" if subject else self.location
-        attempts = self.client.attempts(location, doing)
+        attempts = self.client.attempts(location, activity)
         while True:
             heads = {**headers, **self.headers(url)}
             response = self.client.request(method, url, heads, attempts, body, stall=LONGEST_STORING)
@@ -376,12 +376,12 @@ class Repository:
             except FAILURES as error:
                 attempts.failed(describe_failure(error, self.client.patience))
         if not 200 <= response.status < 300:
-            answer = Answer(response.status, response.reason or "", response.headers, text)
-            raise write_error(self._new_request._replace(location=location), answer, doing)
+            reply = Answer(response.status, response.reason or "", response.headers, text)
+            raise write_error(self._new_request._replace(location=location), reply, activity)
         try:
             return json.loads(text) if text.strip() else {}
         except (ValueError, RecursionError) as error:
-            if doing in ("upload", "commit to"):
+            if activity in ("upload", "commit to"):
                 return {}
             raise self._not_understood(subject) from error
 
