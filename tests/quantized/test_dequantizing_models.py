@@ -101,7 +101,7 @@ class TestEquality:
         assert ("dequantized from" in done) == ("mxfp4" not in done)
 
     def test_cast_removes_only_quantization_fields(self, pair, tmp_path):
-        """The dtype is true of the weights as it is: only what is said of quantisation goes."""
+        """The dtype describes the weights, so only the fields about quantization are removed."""
         ckpttools.convert(pair.quantized, tmp_path / "out", format="orbax", dtype="bfloat16")
         ckpttools.convert(tmp_path / "out", tmp_path / "back", format="safetensors")
         assert content(tmp_path / "back") == content(pair.plain)

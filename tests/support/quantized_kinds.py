@@ -1,4 +1,4 @@
-"""What schemes of quantisation store, and checkpoints of each."""
+"""Checkpoints of each quantization scheme, and the arrays that each scheme stores."""
 
 from __future__ import annotations
 
