@@ -88,8 +88,15 @@ def _shared_section(shared: Mapping[str, str], calls: Iterable[Any]) -> str:
     """Return the section that documents shared keywords, and lists those of each typed dictionary."""
     groups = {group.__name__: group for call in calls if (group := _keywords(call))}
     lines = [SHARED_HEAD, *(f"* `{name}`: {text}" for name, text in sorted(shared.items())), ""]
+    keywords = {name: set(group.__annotations__) for name, group in groups.items()}
     for name, group in sorted(groups.items()):
-        lines.append(f"`{name}`: {', '.join(f'`{key}`' for key in group.__annotations__)}.\n")
+        others, rest = [], keywords[name]
+        for other, keys in sorted(keywords.items(), key=lambda item: (-len(item[1]), item[0])):
+            if other != name and keys < keywords[name] and keys <= rest:
+                others.append(other)
+                rest = rest - keys
+        texts = [f"`{key}`" for key in group.__annotations__ if key in rest]
+        lines.append(f"`{name}`: {', '.join(texts + [f'those of `{other}`' for other in others])}.\n")
     return "\n".join(lines)
 
 

@@ -12,9 +12,8 @@ from math import prod, sqrt
 from typing import TYPE_CHECKING, Protocol
 
 from ckpttools.array import read_blocks
-from ckpttools.array.lazy import Derived, LazyArray, ReadCost
+from ckpttools.array.lazy import LARGEST, Derived, LazyArray, ReadCost
 from ckpttools.array.read_blocks import subview
-from ckpttools.array.scratch import LARGEST
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, ShapeError

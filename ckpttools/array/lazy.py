@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from ckpttools.array.relayout import Permutation
     from ckpttools.array.scratch import Scratch
 
+# Prefix of counters that are merged by maximum instead of sum. It is here because this module needs no numpy.
+LARGEST = "largest_"
+
 
 class ByteSource(Protocol):
     """A source of bytes that supports positional reads from several threads."""

@@ -13,9 +13,9 @@ from math import prod
 
 import numpy as np
 
+from ckpttools.array.lazy import LARGEST
+
 ALIGNMENT = 4096
-# Prefix of counters that are merged by maximum instead of sum.
-LARGEST = "largest_"
 
 
 def round_up_to_page(nbytes: int) -> int:

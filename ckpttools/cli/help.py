@@ -73,13 +73,14 @@ _CODE_DETAILS = {
 
 
 def _write_environment(root: click.Context, formatter: HelpFormatter) -> None:
-    names: dict[str, str] = {}
-    for ctx in commands_below(root):
-        for param in ctx.command.get_params(ctx):
-            if isinstance(param, PanelOption) and isinstance(param.envvar, str):
-                names.setdefault(param.envvar, f"default of {param.opts[-1]}")
-    with formatter.section("Defaults of options; for a switch, 1 or 0"):
-        formatter.write_terms(sorted(names.items()))
+    names = {
+        param.envvar
+        for ctx in commands_below(root)
+        for param in ctx.command.get_params(ctx)
+        if isinstance(param, PanelOption) and isinstance(param.envvar, str)
+    }
+    with formatter.section("Default of the option with the same name; for a switch, 1 or 0"):
+        formatter.write_text(", ".join(sorted(names)))
     with formatter.section("Output"):
         formatter.write_terms(_COLOR_VARIABLES.items())
     with formatter.section("Access"):

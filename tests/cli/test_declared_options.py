@@ -170,7 +170,9 @@ def test_reference_names_each_argument(name):
     listed = set(re.findall(r"^\* `(\w+)`: ", section, re.MULTILINE))
     for label in ("Options of", "[Shared keywords]"):
         for line in re.findall(rf"^\* {re.escape(label)}.*?: (.*)\.$", section, re.MULTILINE):
-            for word in re.findall(r"`(\w+)`", line):
-                group = re.search(rf"^`{word}`: (.*)\.$", shared, re.MULTILINE)
-                listed.update(re.findall(r"`(\w+)`", group[1]) if group else [word])
+            words = re.findall(r"`(\w+)`", line)
+            while words:
+                group = re.search(rf"^`{words[0]}`: (.*)\.$", shared, re.MULTILINE)
+                listed.add(words.pop(0))
+                words += re.findall(r"`(\w+)`", group[1]) if group else []
     assert {option.name for option in options_of(CALLS[name])} <= listed
