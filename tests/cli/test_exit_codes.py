@@ -70,6 +70,7 @@ GOOD = {"hf-to-maxtext": "HF", "ls": "RUN", "prune": "RUN", "stack": "UNSCANNED"
 # Commands that open nothing, make what they open, say what MaxText would not open, or have others' work done;
 # and those of adapters, hosts and towers, which have tests of their own.
 OTHERS = {
+    "browse",
     "cat",
     "completion",
     "help",

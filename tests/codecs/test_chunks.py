@@ -277,7 +277,7 @@ class TestSurvey:
         array = stored(values_of(F32, (600, 2)).view(np.uint32), DTYPES["float32"])
         write(Tree({("w",): array}), OrbaxWriter(), tmp_path)
         item = tmp_path / "0" / "items"
-        before = max(storage_of(ckpttools.open(item)).files, key=attrgetter("live"))
+        before = max(storage_of(ckpttools.open(item)).files, key=attrgetter("referenced_nbytes"))
         assert not before.index_nbytes
         if cut is None:
             (item / before.name).unlink()
@@ -444,7 +444,7 @@ class TestCommand:
         table = [line for line in result.output.splitlines() if line.startswith(("array ", "    "))]
         assert table and max(map(len, table)) <= int(columns)
         assert "over-read" in result.output
-        below = result.output[result.output.index(" dead in all files") :].splitlines()
+        below = result.output[result.output.index(" unused in all files") :].splitlines()
         paths = ("in", "next", "params", "and")
         assert all(len(line) <= int(columns) for line in below if not line.lstrip().startswith(paths))
 
@@ -465,7 +465,7 @@ class TestCommand:
         report = json.loads(result.output)["report"]
         assert report["loading"]["mesh"] == {"fsdp": 4}
         assert report["num_arrays"] == len(report["arrays"]) == 17
-        assert {"name", "kind", "nbytes", "live", "index", "dead", "links"} <= report["files"][0].keys()
+        assert {"name", "kind", "nbytes", "referenced_nbytes", "index_nbytes", "unreferenced_nbytes", "links"} <= report["files"][0].keys()
 
     @pytest.mark.parametrize("columns", [80, 200])
     def test_empty_checkpoint_has_no_chunks(self, tmp_path, columns):
