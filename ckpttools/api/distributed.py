@@ -137,7 +137,7 @@ def _first(job: Service, plan: Callable[[], Prepared], callbacks: Callbacks) -> 
         reason = first_line(error)
         if not is_planned:
             job.put_bytes("plan", b"")
-        job.set_status(_END, f"process 0 of {job.count} has ended the job: {reason}")
+        job.set_status(_END, f"process 0 of {job.count} ended the job: {reason}")
         raise
     job.set_status(_END, "")
     # To the publishing run, all tasks look resumed; only those done before this job count.

@@ -152,7 +152,7 @@ def _config_of(tree: Tree) -> tuple[MaxTextConfig | None, str]:
             return None, ""
         if files.family and files.family not in families():  # the name of a file
             command = action("maxtext_config", str(tree.metadata.location), family=files.family)
-            return None, f"the settings follow from the family's file: {command}"
+            return None, f"the family's file determines the settings: {command}"
         facts = "; ".join(f"{label} {text}" for label, text in error.raw.details() if label in _FACTS)
         return None, f"MaxText cannot be configured for this model: {error.raw.line} ({facts})"
 

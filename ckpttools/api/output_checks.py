@@ -315,14 +315,14 @@ def require_same_output(prepared: Prepared) -> None:
     """Check that an existing destination is the output of a plan, by its arrays and samples of their values.
 
     Raises:
-        DestinationExistsError: It is the output of another source or of other options.
+        DestinationExistsError: It comes from another source or from other options.
         CheckpointError: It cannot be read.
     """
     found = {keystr(path): array for path, array in open_tree(prepared.destination).arrays.items()}
     planned = {keystr(path): array for path, array in prepared.plan.tree.arrays.items()}
     if (got := _first_difference(planned, found)) is not None:
         raise DestinationExistsError(
-            f"{prepared.destination} is the output of another source, or of other options",
+            f"{prepared.destination} comes from another source, or from other options",
             got=got,
             hint=f"convert this source to another directory, or replace the output with "
             f"{option('overwrite', True)}",

@@ -323,7 +323,7 @@ def _not_compared(
         selection = manifest.selection
         kind = "parameters" if selection.parameters else "arrays"
         pattern_text = "" if selection.pattern == "*" else f" that match {selection.pattern!r}"
-        yield f"not compared: {array_count(names)}, as the manifest is only about {kind}{pattern_text}"
+        yield f"not compared: {array_count(names)}, because the manifest covers only {kind}{pattern_text}"
     texts = manifest.selection.texts(tree)
     if manifest.texts is None and texts:
         yield (

@@ -67,7 +67,7 @@ def value_findings(view: QuantizedView, location: str) -> Iterator[ModelFinding]
             CHECK.name,
             location,
             f"scales are zero or negative: {first_of_lines(result.not_positive)}",
-            "the values of their blocks vanish or change their signs; quantizers write positive scales",
+            "the values of their blocks become zero or change sign; quantizers write positive scales",
             _FETCH,
         )
 

@@ -68,7 +68,7 @@ def browse(
     Shows the steps of a run, a tree of arrays with folded layers, statistics, histograms and values of an
     array, its layers side by side, and the differences between two checkpoints or steps, largest first. An
     array is read when you open it, within the memory limit; Esc stops reading. Press ? for the keys; the
-    mouse works, too.
+    mouse also works.
 
     Needs `pip install 'ckpttools[browse]'`.
 
@@ -210,7 +210,7 @@ class BrowserPage:
         raise NotImplementedError
 
     def facts(self, row: Any) -> Lines:
-        """Return what is known about a row, or about the page if there is none; reads nothing."""
+        """Return the facts about a row, or about the page if there is none; reads nothing."""
         raise NotImplementedError
 
     def open(self, row: Any) -> Task | None:
@@ -223,11 +223,11 @@ class BrowserPage:
 
     def layers(self, row: Any) -> Task | None:
         """Return the task that shows layers side by side; None if the page has changed instead."""
-        raise UsageError("layers are those of an array: choose an array first")
+        raise UsageError("only an array has layers: choose an array first")
 
     def index(self, row: Any, index: str) -> Task | None:
         """Return the task that reads a region of an array."""
-        raise UsageError("a region is that of an array: choose an array first")
+        raise UsageError("only an array has regions: choose an array first")
 
     def compare(self, row: Any, other: Location | None) -> Task | None:
         """Return the task that compares with another checkpoint; None if its location must be asked for."""
@@ -443,7 +443,7 @@ class OpenLine:
 
     @property
     def parent(self) -> OpenLine | None:
-        """The row whose names its names continue."""
+        """The row whose names are prefixes of this row's names."""
         # Siblings that are listed one by one are below the row of all of them.
         return self.above if self.member is None or self.above is None else self.above.above
 

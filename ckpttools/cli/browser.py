@@ -113,7 +113,7 @@ class Job(Message):
         result: The page that it returned, or the exception that ended it.
         is_done: Whether it has ended.
         is_stopped: Whether the user has stopped it.
-        adds_page: Whether the page is put on top of the present one, and does not replace it.
+        adds_page: Whether the page is shown on top of the current one instead of replacing it.
     """
 
     def __init__(self, task: Task, title: str, post: Callable[[Message], object], adds_page: bool) -> None:
@@ -217,7 +217,7 @@ class ReadingThread:
 
 
 def _to_text(line: str) -> Text:
-    """Convert a line of the command line, in which names are data and escaped, to text of the screen."""
+    """Convert a line of command output, in which names are escaped, to text for the screen."""
     return Text.from_ansi(unmark_styles(printable_text(with_flags(line))))
 
 
@@ -736,7 +736,7 @@ class Browser(App[None]):
 
 
 class Warned(Message):
-    """The library has warned."""
+    """The library issued a warning."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -43,7 +43,7 @@ class _Planned(ShellComplete):
 
 
 def _planned_words(args: list[str]) -> list[str] | None:
-    """Return the words of the command that `plan` plans; None for another command, or a value of its own."""
+    """Return the words of the command that `plan` plans; None for other commands and the value of `-o`."""
     if args[:1] != ["plan"] or args[-1] in _PLAN_OUTPUT:
         return None
     return [word for before, word in pairwise(args) if not {before, word} & _PLAN_OUTPUT]

@@ -162,7 +162,7 @@ def _remarks(listing: RunListing) -> Iterator[tuple[str, str]]:
         if step.item_being_deleted is not None:
             yield (
                 "deleting",
-                f"item {step.item_being_deleted} of {step.name}: Orbax was interrupted; retry it there",
+                f"item {step.item_being_deleted} of {step.name}: Orbax was interrupted; retry with Orbax",
             )
     if listing.other_entries:
         yield "other files", sample_names(listing.other_entries, 5)

@@ -99,7 +99,7 @@ def _report_lines(report: PruneReport) -> Iterator[str]:
         num_deleted = sum(step.outcome == "deleted" for step in report.steps)
         stripped = sum(step.outcome == "stripped" for step in report.steps)
         freed = format_disk(report.freed_bytes)
-        summary = f"{plural(num_deleted, 'step')} deleted, {stripped} stripped, {freed} freed at least"
+        summary = f"{plural(num_deleted, 'step')} deleted, {stripped} stripped, at least {freed} freed"
         yield summary if report.is_done else f"would be: {summary}"
         if stripped and not report.is_copied:
             yield "Stripped steps keep their complete data files; --copy frees more."

@@ -136,7 +136,7 @@ def hints_after_diff(
     known = parameters_among(arrays)
     if known and all(item.outcome == "equal" for item in result if item.name in known):
         parameters_hint = f"{_verify(a, b, parameters=True)} compares all of them and nothing else"
-        return (f"none of the parameters that were compared differs: {parameters_hint}",)
+        return (f"the compared parameters do not differ: {parameters_hint}",)
     if all(item.outcome == "dtype" for item in differing):
         return (f"the numbers are the same: with {option('ignore_dtype', True)} they are equal in any dtype",)
     widths = {_widths(item) for item in differing if _is_rounded(item)}

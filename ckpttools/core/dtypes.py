@@ -39,7 +39,7 @@ class DType:
     """An element type.
 
     Attributes:
-        name: Name in numpy or ml_dtypes, or a name of ours if both lack the type.
+        name: Name in numpy or ml_dtypes, or the name in ckpttools if neither has the type.
         bits: Bits of one element as packed by safetensors; 4 and 6 do not fill a byte.
         kind: "float", "int", "uint", "bool" or "complex".
         safetensors: Code in a safetensors header; None if the format lacks the type.

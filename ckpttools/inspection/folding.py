@@ -85,7 +85,7 @@ def _random_branch(arrays: Sequence[ArrayReport], total: int) -> Branch:
 
 
 def _branches(line: FoldedLine, repeated: int, total: int) -> tuple[Branch, ...]:
-    """Return what is below a line that itself stands for `repeated` nodes; `total` is the size of all."""
+    """Return the lines below a line that stands for `repeated` nodes; `total` is the size of all."""
     return tuple(_branch(below, repeated * len(below.members), total) for below in line.children())
 
 
@@ -212,7 +212,7 @@ class FoldedLine:
 
     @property
     def is_leaf(self) -> bool:
-        """Whether nothing is below."""
+        """Whether the line has no children."""
         return not self._node.children
 
     def children(self) -> list[FoldedLine]:

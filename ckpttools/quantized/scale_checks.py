@@ -212,8 +212,8 @@ def refuse_damaged(faults: ValueFaults, settings: Mapping[str, Any] | None, loca
         return Notes()
     count = plural(len(faults.not_positive), "quantized weight")
     remark = (
-        f"{count} with scales that are zero or negative, which quantizers do not write: numbers of their "
-        f"blocks vanish, or change their signs ({first_names(faults.not_positive)})"
+        f"{count} with scales that are zero or negative, which quantizers do not write: values of their "
+        f"blocks become zero or change sign ({first_names(faults.not_positive)})"
     )
     return Notes(remarks=(remark,))
 

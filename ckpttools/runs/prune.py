@@ -157,7 +157,7 @@ def _incomplete_reason(step: StepListing) -> str | None:
     if step.unfinished_reason is not None:
         return step.unfinished_reason
     if step.item_being_deleted is not None:
-        return f"Orbax is deleting its item {step.item_being_deleted}, or was interrupted: retry that there"
+        return f"Orbax is deleting its item {step.item_being_deleted}, or was interrupted: retry with Orbax"
     trees = [item for item in step.items if item.arrays or item.kind == "unreadable"]
     if not trees:
         return "it has no tree"

@@ -326,7 +326,7 @@ class _Reason(NamedTuple):
 
 
 _Repair = tuple[str, str | None, str]
-"""The names of another rule, and what the names of the first one miss."""
+"""The names of another rule, and the text that the first rule's names lack."""
 
 
 def _unmatched_reason(rule: Rule, tree: Tree, rules: Sequence[Rule], any_text: str) -> _Reason:
@@ -343,7 +343,7 @@ def _unmatched_reason(rule: Rule, tree: Tree, rules: Sequence[Rule], any_text: s
         earlier = next(item for item in rules if item.match(taken[0]))
         got = f"{sample_names(map(rule.name, taken))}, taken by {earlier}"
         hint = "put it before that rule"
-        return _Reason("a rule matches only names that an earlier rule has taken", None, got, hint)
+        return _Reason("a rule matches only names that an earlier rule already matches", None, got, hint)
     paths = _distinct_paths(tree)
     single = [*_repaired(rule, paths, any_text)]
     # Two causes are combined only if no single cause explains the mistake.

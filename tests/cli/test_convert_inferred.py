@@ -100,10 +100,10 @@ class TestInto:
         ended("convert", MODEL, "--into", tmp_path / "out")
         before = digests(tmp_path / "out/hf")
         done = ended("convert", other, "--into", tmp_path / "out", code=2)
-        assert "out/hf is the output of another source, or of other options" in done.stderr
+        assert "out/hf comes from another source, or from other options" in done.stderr
         assert "has other values" in done.stderr
         done = ended("convert", MODEL, "--into", tmp_path / "out", "--no-scan", code=2)
-        assert "of other options" in done.stderr
+        assert "from other options" in done.stderr
         assert digests(tmp_path / "out/hf") == before
 
     @pytest.mark.parametrize("options", [(), ("--overwrite",)])

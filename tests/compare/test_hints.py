@@ -115,7 +115,7 @@ def test_equal_parameters_report_only_different_state(tmp_path):
     later = tmp_path / "later"
     save(Tree({**tree.leaves, path: stored(values, tree.arrays[path].dtype)}, tree.metadata), later)
     (hint,) = hints("diff", TRAINED, later)
-    assert hint.startswith("none of the parameters that were compared differs: ckpt verify ")
+    assert hint.startswith("the compared parameters do not differ: ckpt verify ")
     command = hint.partition(": ckpt ")[2].removesuffix(" compares all of them and nothing else")
     assert hints(*command.split(), code=0) == []
 

@@ -572,7 +572,7 @@ def test_manifest_of_a_selection_counts_unselected_arrays(tmp_path):
     save_model(tmp_path / "hf", {})
     command_line.run("hash", tmp_path / "hf", "--filter", "*norm*", "--manifest", tmp_path / "m.json")
     text = run(tmp_path / "hf", "--manifest", tmp_path / "m.json")
-    assert "not compared: 15 arrays, as the manifest is only about arrays that match '*norm*'" in text
+    assert "not compared: 15 arrays, because the manifest covers only arrays that match '*norm*'" in text
 
 
 def test_rounding_conversion_lists_same_arrays_both_ways(tmp_path):

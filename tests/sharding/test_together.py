@@ -145,4 +145,4 @@ def test_jax_memory_is_within_the_limit(tmp_path):
 
     codes, declared = job([*words, "--memory", "200MiB", "--overwrite"])
     assert codes == [4, 5] and "--memory 200MiB" in declared[0], (codes, declared)
-    assert "process 0 of 2 has ended the job" in declared[1], declared
+    assert "process 0 of 2 ended the job" in declared[1], declared

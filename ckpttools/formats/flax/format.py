@@ -223,7 +223,7 @@ def _build_tree(path: Location, folder: Location, states: Sequence[FlaxState]) -
     external = [keystr(at) for state in states for at in state.elsewhere]
     if external:
         raise FormatError(
-            f"some arrays are in directories of their own:{listing(external)}",
+            f"some arrays are in separate directories:{listing(external)}",
             location=path,
             hint=_external_arrays_hint(path, folder),
         )

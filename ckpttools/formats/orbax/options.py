@@ -25,7 +25,7 @@ STORAGE = shared(
         "ocdbt",
         bool,
         True,
-        "Store chunks in few data files with an index (OCDBT), or each chunk in a file of its own.",
+        "Store chunks in a few data files with an index (OCDBT), or each chunk in its own file.",
     ),
     Option("zarr3", bool, True, "Store arrays as zarr version 3, or version 2."),
     COMPRESSION,

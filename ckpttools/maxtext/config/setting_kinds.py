@@ -153,7 +153,7 @@ def _name_hint(name: str, version: str) -> str:
 
 
 def _is_special(setting: ModelSetting) -> bool:
-    """Return whether MaxText accepts a value of another type than that of the setting."""
+    """Return whether MaxText accepts a value whose type differs from that of the setting."""
     value, name = setting.value, setting.name
     return (value is None and name in _MAY_BE_EMPTY) or (isinstance(value, str) and name in _LISTS_AS_TEXT)
 
