@@ -38,7 +38,7 @@ in parentheses.
   date.
 * **no**: the difference is too large, or `ckpt` refused a checkpoint that MaxText wrote.
 * *refused*: neither MaxText nor `ckpt` supports this layout.
-* An empty cell was not run, because this version's converter refuses such models or has none.
+* Tests of empty cells were not run, because this version's converter refuses such models or has none.
 
 In addition:
 

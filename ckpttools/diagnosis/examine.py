@@ -59,7 +59,7 @@ class Diagnosis(Tabular):
 
     Attributes:
         path: The examined path.
-        healthy: Whether no errors were found; `values_read` and `checksums_compared` tell what was examined.
+        healthy: Whether no errors were found; `values_read` and `checksums_compared` show what was examined.
         examined: Examined objects, such as "2 steps" or "1 item".
         findings: The findings, errors first.
         applied_fixes: Changes made by the requested fixes.
