@@ -421,7 +421,6 @@ class Browser(App[None]):
     #text { width: 2fr; height: 1fr; border-left: vkey $primary; padding: 0 0 0 1; }
     RowList, TextPane { scrollbar-size-vertical: 1; scrollbar-gutter: stable; }
     #prompt { display: none; height: 1; border: none; padding: 0; }
-    #prompt.shown { display: block; }
     .narrow #text { display: none; }
     .narrow.reading #text { display: block; width: 1fr; border-left: none; padding: 0; }
     .narrow.reading #list { display: none; }
@@ -679,7 +678,7 @@ class Browser(App[None]):
             self._list.focus()
 
     def action_go_back(self) -> None:
-        if self._prompt.has_class("shown"):
+        if self._prompt.display:
             self._close_prompt()
             if self._question == "filter":
                 self._filter("")
@@ -710,12 +709,23 @@ class Browser(App[None]):
         self._prompt.placeholder = self._PROMPTS[question]
         with self._prompt.prevent(Input.Changed):
             self._prompt.value = ""
-        self._prompt.add_class("shown")
-        self._prompt.focus()
+        # `Widget.focus` waits for the next message: keys that are typed until then would be commands.
+        self._prompt.display = True
+        self.screen.set_focus(self._prompt)
+
+    def on_key(self, event: events.Key) -> None:
+        """Pass keys to the prompt that were typed right after the one that opened it.
+
+        They come from the widget that had the focus then; the prompt itself consumes printable keys.
+        """
+        if self.focused is self._prompt and event.is_printable:
+            event.stop()
+            event.prevent_default()
+            self._prompt.post_message(events.Key(event.key, event.character))
 
     def _close_prompt(self) -> None:
-        self._prompt.remove_class("shown")
-        self._list.focus()
+        self._prompt.display = False
+        self.screen.set_focus(self._list)
 
     def on_input_changed(self, event: Input.Changed) -> None:
         if self._question == "filter":

@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 from support.browsing import PAGE, Browsing, recorded_page
 from support.command_line import ckpt
 from support.locations import GOLDEN, ORBAX
+from textual import events
 
 from ckpttools.cli.browse import OpenLine, command
 from ckpttools.inspection.folding import FoldedLine
@@ -45,6 +46,23 @@ def test_nan_is_shown_with_its_index(tmp_path: Path):
     save_file({"weight": values, "empty": np.ones((0, 3), np.float32)}, tmp_path / "model.safetensors")
     assert "NaN or Inf: first of 2 at [1, 2]" in Browsing(tmp_path, size=WIDE).press("down", "enter")
     assert "float32[0,3]" in Browsing(tmp_path, size=WIDE).press("enter")
+
+
+def test_keys_typed_at_once_reach_the_filter():
+    """A terminal may deliver `/q_norm` in one piece; `q` would quit."""
+    browsing = Browsing(GOLDEN / "qwen3" / "hf", size=WIDE)
+
+    async def type_at_once() -> str:
+        async with browsing.app.run_test(size=WIDE) as pilot:
+            await browsing.settle()
+            for key in ("slash", *"q", "underscore", *"norm"):
+                browsing.app.post_message(events.Key(key, {"underscore": "_", "slash": "/"}.get(key, key)))
+            await pilot.pause()
+            await browsing.settle()
+            return browsing.screen()
+
+    screen = asyncio.run(type_at_once())
+    assert "q_norm" in screen and "k_norm" not in screen
 
 
 def test_unreadable_array_is_an_error_in_its_pane(tmp_path: Path):

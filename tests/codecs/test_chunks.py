@@ -465,7 +465,15 @@ class TestCommand:
         report = json.loads(result.output)["report"]
         assert report["loading"]["mesh"] == {"fsdp": 4}
         assert report["num_arrays"] == len(report["arrays"]) == 17
-        assert {"name", "kind", "nbytes", "referenced_nbytes", "index_nbytes", "unreferenced_nbytes", "links"} <= report["files"][0].keys()
+        assert {
+            "name",
+            "kind",
+            "nbytes",
+            "referenced_nbytes",
+            "index_nbytes",
+            "unreferenced_nbytes",
+            "links",
+        } <= report["files"][0].keys()
 
     @pytest.mark.parametrize("columns", [80, 200])
     def test_empty_checkpoint_has_no_chunks(self, tmp_path, columns):
