@@ -17,10 +17,10 @@ from ckpttools.array.tree import Tree
 from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, UsageError, listing
-from ckpttools.core.message_terms import action
+from ckpttools.core.message_terms import action, option
 from ckpttools.core.notes import Notes
 from ckpttools.core.options import declare, parse_size_option
-from ckpttools.core.text import natural_key, plural, sample_names
+from ckpttools.core.text import first_names, natural_key, plural, sample_names, sort_naturally
 from ckpttools.formats.orbax.format import join_tree
 from ckpttools.formats.orbax.joined import (
     ReplicaComparison,
@@ -194,6 +194,8 @@ def assemble(
         shares = _shares(locations, read.max_index_bytes)
         save = _newest_complete_save(shares, read.step).prefer_hosts(preferred)
         _refuse_unnamed(save)
+        if read.step is None:
+            _refuse_separate_runs(save, shares)
         for share in save.shares:
             check_no_overlap(share.host, parse(destination))
         comparison = _compare_shared_chunks(save, preferred, comparing)
@@ -253,6 +255,30 @@ def _newest_complete_save(shares: Sequence[HostShare], step: int | None) -> Save
             hint="add directories of more hosts, their copies in a bucket, or the persistent directory",
         )
     return save
+
+
+def _refuse_separate_runs(save: Save, shares: Sequence[HostShare]) -> None:
+    """Raise UsageError if one directory has the complete save, and others have other steps of its processes.
+
+    These are runs of their own, and all but one would be ignored. A host that is only late has other
+    processes.
+    """
+    if len(save.shares) > 1:
+        return
+    (own,) = save.shares
+    others = {
+        str(share.host)
+        for share in shares
+        if share.fault is None and share.processes == own.processes != () and share.host != own.host
+    }
+    if others:
+        raise UsageError(
+            f"one directory has all of step {save.step}; the others have different steps of the same process",
+            location=own.host,
+            got=f"also {first_names(sort_naturally(others))}",
+            expected="directories of the hosts of one job",
+            hint=f"{action('copy', str(own.host), 'DST')} copies a run; {option('step', save.step)} uses one",
+        )
 
 
 def _refuse_unnamed(save: Save) -> None:

@@ -427,6 +427,18 @@ def test_assemble_reports_newer_incomplete_steps(job, tmp_path):
     assert not any(text.startswith("a newer") for text in chosen["notes"]["remarks"])
 
 
+def test_separate_runs_are_not_parts_of_one_job(tmp_path):
+    runs = [tmp_path / name for name in "ab"]
+    for run, extra in zip(runs, ("4", "0"), strict=True):
+        shutil.copytree(ORBAX / "maxtext_run" / "checkpoints", run)
+        shutil.rmtree(run / extra)
+    with pytest.raises(UsageError, match="different steps of the same process") as caught:
+        ckpttools.assemble(runs, tmp_path / "out")
+    assert str(runs[0]) in caught.value.got and not (tmp_path / "out").exists()
+    ckpttools.assemble(runs, tmp_path / "out", step=4)
+    assert ckpttools.verify(tmp_path / "out", runs[1]).equal
+
+
 class TestForeignRuns:
     """Hosts of two runs that were at the same step at the same time."""
 

@@ -34,7 +34,8 @@ EXAMPLES = {"models/qwen3": "golden/qwen3/hf", "run": "orbax/maxtext_run/checkpo
 class Browsing:
     """A browser that is driven by keys."""
 
-    def __init__(self, path: object, against: object = None, *, size: tuple[int, int], memory: int = 1 << 30):
+    # A process that has run many tests is larger than the default limit.
+    def __init__(self, path: object, against: object = None, *, size: tuple[int, int], memory: int = 1 << 36):
         other = None if against is None else parse(str(against))
         session = Session(memory, None, None, {})
         first = partial(open_location, session, parse(str(path)), None, other)
