@@ -12,6 +12,7 @@ from ckpttools.api.prepared import Prepared
 from ckpttools.array.dequantized import Dequantized
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Elementwise, distinct_arrays, source_arrays
+from ckpttools.array.relayout import Relayout
 from ckpttools.array.tree import Tree, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.notes import Note
@@ -148,12 +149,18 @@ def find_renames(source: Tree, tree: Tree) -> Iterator[Rename]:
         sources = tuple(whole or {parts[id(p)]: None for p in _stored_parts(array) if id(p) in parts})
         is_simplified = not whole and len(sources) == 1 and shapes[sources[0]] == array.shape
         is_rearranged = id(_before_cast(array)) not in names and not is_simplified
-        if sources and (is_rearranged or name not in sources):
+        # Values that are cut or computed, as by a merge of an adapter, keep their axes.
+        if sources and (name not in sources or (is_rearranged and _has_other_axes(array))):
             yield Rename(sources, name, is_rearranged)
 
 
 def _stored_parts(array: LazyArray) -> Iterator[LazyArray]:
     return (item for item in distinct_arrays([array]) if not source_arrays(item))
+
+
+def _has_other_axes(array: LazyArray) -> bool:
+    """Return whether an array has only the elements of one array, in another order of axes."""
+    return isinstance(_before_cast(array), Relayout)
 
 
 def _before_cast(array: LazyArray) -> LazyArray:

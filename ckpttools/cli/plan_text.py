@@ -64,7 +64,8 @@ def print_plan(report: PlanReport) -> None:
     ]
     for label, text in pairs:
         print_lines(_plan_lines(label, text) if label in _SENTENCE_END else [f"{label:<8} {text}"])
-    print_lines(rename_lines(report))
+    if report.renames:
+        print_lines(rename_lines(report))
     if report.mesh_reads:
         print_lines(mesh_read_lines(report.mesh_reads))
     print_lines(["", "Dry run: nothing was written. --json lists every array with its chunks."])
@@ -76,8 +77,6 @@ _MAX_RENAMES = 20
 
 def rename_lines(report: PlanReport) -> Iterator[str]:
     """Yield the old and new names, folded, and the number of arrays that keep their names."""
-    if not report.renames:
-        return
     changed = {item.name for item in report.renames}
     same = [array.path for array in report.array_list if array.path not in changed]
     rearranged = sum(item.is_rearranged for item in report.renames)
