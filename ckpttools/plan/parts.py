@@ -26,10 +26,11 @@ class Part:
 
     def __post_init__(self) -> None:
         if not 0 <= self.number < self.count:
+            count = self.count if 0 < self.count <= 4 else 4
             raise UsageError(
                 f"part {self.number} of {self.count} does not exist",
                 expected=f"0 to {self.count - 1}" if self.count > 0 else "at least one part",
-                hint="parts are numbered from 0: 0/4, 1/4, 2/4, 3/4",
+                hint=f"parts are numbered from 0: {', '.join(f'{n}/{count}' for n in range(count))}",
             )
 
     def __str__(self) -> str:
