@@ -36,7 +36,7 @@ from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.model_families.file import family_from_toml
 from ckpttools.model_families.registry import families
 from ckpttools.model_families.toml_write import family_to_toml
-from ckpttools.run import entries as journal_entries
+from ckpttools.run import finished_tasks
 from ckpttools.stores import parse
 from ckpttools.stores.local.journal import JOURNAL as NAME
 from ckpttools.stores.local.journal import Journal
@@ -402,7 +402,7 @@ def _journal(root: Path) -> object:
         (root / "of").mkdir(exist_ok=True)
         (root / "of" / NAME).write_bytes(b"\n".join(lines) + b"\n")
         journal = Journal(root / "of")
-        result.append((journal.purpose, list(journal_entries.entries(journal.records)), journal.inventory))
+        result.append((journal.purpose, list(finished_tasks.entries(journal.records)), journal.inventory))
         journal.close()
     return result
 

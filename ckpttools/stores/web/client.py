@@ -456,11 +456,11 @@ class Attempts:
         location: The location that is read, for messages.
         patience: The limits.
         budget: The budget of the process.
-        doing: The action, for messages.
+        activity: The action, for messages.
     """
 
     def __init__(self, location: str, patience: Patience, budget: Budget, activity: str = "read") -> None:
-        self.location, self.doing = location, activity
+        self.location, self.activity = location, activity
         self.patience = patience
         self._budget = budget
         self._made = 0
@@ -503,11 +503,11 @@ class Attempts:
         backoff = self.patience.first_wait * 2 ** (self._made - 1) * random.uniform(0.5, 1)
         seconds = max(retry_after or 0, backoff)
         failed = "attempt %s to %s %s failed (%s); the next is in %.1f s"
-        log_detail(failed, self._made, self.doing, self.location, got, seconds)
+        log_detail(failed, self._made, self.activity, self.location, got, seconds)
         time.sleep(seconds)
 
     def _error(self, got: str, hint: str) -> StorageError:
-        return StorageError(f"cannot {self.doing} {self.location}", got=got, hint=hint)
+        return StorageError(f"cannot {self.activity} {self.location}", got=got, hint=hint)
 
 
 def attempts_suffix(attempts: int) -> str:
