@@ -71,7 +71,7 @@ def check_output(tree: Tree, writer: Writer, location: str) -> Notes:
     return _notes(ModelDirectory(location, files, arrays, is_output=True))
 
 
-def compare_with_config(tree: Tree, files: Mapping[str, Content]) -> Notes:
+def compare_with_config(tree: Tree, files: Mapping[str, Content], *, is_renamed: bool = False) -> Notes:
     """Compare the arrays of a model that is about to be written with the configuration next to them.
 
     Makes the same comparison as a conversion to MaxText, which takes 25 us per array.
@@ -93,7 +93,7 @@ def compare_with_config(tree: Tree, files: Mapping[str, Content]) -> Notes:
     from ckpttools.checks import coverage
 
     result = coverage.CHECK.run(replace(model, tree=described))
-    return Notes(remarks=tuple(_format_remark(item) for item in result if item.level == "error"))
+    return Notes(remarks=tuple(_format_remark(item, is_renamed) for item in result if item.level == "error"))
 
 
 def compare_names(source: Tree, tree: Tree, files: Mapping[str, Content]) -> Notes:
@@ -143,13 +143,13 @@ def _unowned(tree: Tree, families: Iterable[Family]) -> set[str]:
     return {name for names in best.others.values() for name in names}
 
 
-def check_source(tree: Tree, refused: Collection[str] = (), skipped: Collection[str] = ()) -> Notes:
+def check_source(tree: Tree, refused: Collection[str] = (), *, is_renamed: bool = False) -> Notes:
     """Check the model directory that a command reads.
 
     Args:
         tree: The opened tree.
         refused: Names of checks whose errors are raised.
-        skipped: Names of checks whose findings are left out.
+        is_renamed: Whether arrays of the tree have new names, so that its model files are not damaged.
 
     Returns:
         A remark for each finding; none if there are no model files next to the weights.
@@ -158,7 +158,7 @@ def check_source(tree: Tree, refused: Collection[str] = (), skipped: Collection[
         FormatError: A finding blocks writing, or is an error of a check in `refused`.
     """
     model = _source_model(tree)
-    return Notes() if model is None else _notes(model, refused, skipped)
+    return Notes() if model is None else _notes(model, refused, is_renamed)
 
 
 def check_copied(tree: Tree) -> Iterator[str]:
@@ -178,11 +178,12 @@ def _source_model(tree: Tree) -> ModelDirectory | None:
     return ModelDirectory(str(directory), files, tree)
 
 
-def _notes(model: ModelDirectory, refused: Collection[str] = (), skipped: Collection[str] = ()) -> Notes:
+def _notes(model: ModelDirectory, refused: Collection[str] = (), is_renamed: bool = False) -> Notes:
     """Return findings as remarks. Raise FormatError for a finding that blocks writing."""
     remarks = []
     for finding in findings(model):
-        if finding.check in skipped:
+        # In a source, these are names that a trainer added.
+        if is_renamed and finding.check == "name-prefixes":
             continue
         if finding.blocks_writing or (finding.level == "error" and finding.check in refused):
             raise FormatError(
@@ -193,12 +194,17 @@ def _notes(model: ModelDirectory, refused: Collection[str] = (), skipped: Collec
                 hint=finding.hint,
             )
         if finding.level != "info":
-            remarks.append(_format_remark(finding))
+            remarks.append(_format_remark(finding, is_renamed))
     return Notes(remarks=tuple(remarks))
 
 
-def _format_remark(finding: ModelFinding) -> str:
-    return f"{finding.what}: {finding.why}; {finding.hint}"
+def _format_remark(finding: ModelFinding, is_renamed: bool = False) -> str:
+    # Files need not be fetched again if only the new names do not fit.
+    return (
+        f"with the new names, {finding.what}"
+        if is_renamed
+        else f"{finding.what}: {finding.why}; {finding.hint}"
+    )
 
 
 _SHOWN = 5

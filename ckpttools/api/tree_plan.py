@@ -50,8 +50,7 @@ def plan_tree(
     resources = resources or Resources()
     tree = _match_partial_metadata(tree)
     is_renamed = source is not None and any(path not in source.leaves for path in tree)
-    # In a source, these are names that a trainer added.
-    notes = tree.metadata.notes + check_source(tree, skipped=("name-prefixes",) if is_renamed else ())
+    notes = tree.metadata.notes + check_source(tree, is_renamed=is_renamed)
     sidecars = sidecars_of(tree)
     tree = with_origin(tree, tree)
     if not (sidecars or tree.metadata.is_other_model):
@@ -66,7 +65,7 @@ def plan_tree(
     foreign = compare_names(source, tree, {**copied, **result}) if source and is_renamed else Notes()
     changes += foreign
     if is_model and not location and not foreign.remarks:
-        changes += compare_with_config(tree, {**copied, **result})
+        changes += compare_with_config(tree, {**copied, **result}, is_renamed=is_renamed)
     sidecar_writer = WithSidecars(writer, Sidecars(copied, sidecars.arrays), location, result)
     return resources.plan(sidecar_writer.with_sidecars(tree), sidecar_writer, notes + changes)
 
