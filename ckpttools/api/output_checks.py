@@ -32,7 +32,7 @@ from ckpttools.formats.detect import Detected, detect
 from ckpttools.formats.interrupted import find_interrupted_copy, next_step
 from ckpttools.formats.orbax.steps import OrbaxRun
 from ckpttools.formats.registry import find_unowned_files, open_detected, open_tree, sidecars_at
-from ckpttools.formats.sidecar import WithSidecars
+from ckpttools.formats.sidecar import WithSidecars, sidecar_contents
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.maxtext.model_files import has_sidecars
 from ckpttools.maxtext.recognition import family_fits, guess_families
@@ -318,15 +318,19 @@ _MAX_SAMPLED = 256
 
 
 def require_same_output(prepared: Prepared) -> None:
-    """Check that an existing destination is the output of a plan, by its arrays and samples of their values.
+    """Check that an existing destination is the output of a plan.
+
+    Arrays, samples of their values, and the model's configuration and tokenizer are compared.
 
     Raises:
         DestinationExistsError: It comes from another source or from other options.
         CheckpointError: It cannot be read.
     """
-    found = {keystr(path): array for path, array in open_tree(prepared.destination).arrays.items()}
+    output = open_tree(prepared.destination)
+    found = {keystr(path): array for path, array in output.arrays.items()}
     planned = {keystr(path): array for path, array in prepared.plan.tree.arrays.items()}
-    if (got := _first_difference(planned, found)) is not None:
+    got = _first_difference(planned, found) or _changed_file(prepared.writer, output)
+    if got is not None:
         raise DestinationExistsError(
             f"{prepared.destination} comes from another source, or from other options",
             got=got,
@@ -352,4 +356,19 @@ def _first_difference(planned: Mapping[str, LazyArray], found: Mapping[str, Lazy
         samples = zip(read_samples(planned[name]), read_samples(found[name]), strict=True)
         if not all(np.array_equal(a, b) for a, b in samples):
             return f"{name} has other values"
+    return None
+
+
+def _changed_file(writer: Writer, output: Tree) -> str | None:
+    """Describe a difference between a plan's sidecars and those of a checkpoint; None if there is none."""
+    planned = sidecar_contents(writer)
+    directory = sidecars_at(output)
+    if directory is None:
+        return None
+    for name, content in planned.items():
+        path = directory / name
+        if not path.is_file():
+            return f"the output does not have {name}"
+        if path.read_bytes() != content:
+            return f"{name} has other content"
     return None

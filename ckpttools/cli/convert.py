@@ -33,6 +33,7 @@ from ckpttools.cli.write import (
     writes,
 )
 from ckpttools.core.errors import DestinationExistsError, NoSpaceError, UsageError
+from ckpttools.core.message_terms import call
 from ckpttools.core.text import plural
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
@@ -195,6 +196,12 @@ class _ConvertMany(BaseCommand):
             )
         pairs = _pair(sources, into)
         _require_unique(pairs)
+        if len(pairs) > 1 and ctx.params.get("manifest"):
+            raise UsageError(
+                "--manifest is the file of one output, but there are several sources",
+                hint="convert them one at a time: SRC DST, or write the manifests later: "
+                + call("hash", "DST", manifest="FILE"),
+            )
         # Every conversion is checked before the first one writes.
         ready = [item for item in pairs if ctx.params["dry_run"] or self._is_ready(ctx, *item)]
         reports = ctx.meta[REPORTS] = list[object]()
@@ -216,7 +223,7 @@ class _ConvertMany(BaseCommand):
         try:
             self._check(ctx, source, destination)
         except DestinationExistsError:
-            if ctx.params["overwrite"]:
+            if ctx.params["overwrite"] or ctx.params.get("manifest"):
                 raise
             # Anything else of this name is not the output of an earlier run.
             with self._planned(ctx, source, destination, overwrite=True, resume=False) as prepared:

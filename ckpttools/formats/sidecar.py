@@ -215,6 +215,21 @@ def sidecar_versions(writer: Writer, planned: Callable[[str], str] = str) -> dic
     return versions
 
 
+def sidecar_contents(writer: Writer) -> dict[str, bytes]:
+    """Return the content of each file that a writer adds to the weights, by name.
+
+    Raises:
+        FormatError, StorageError: A file cannot be read.
+    """
+    contents: dict[str, bytes] = {}
+    while isinstance(writer, WithSidecars):
+        copied = writer.sidecars.files.items()
+        contents |= {name: file.read(0, file.size) for name, file in copied}
+        contents |= writer.built
+        writer = writer.writer
+    return contents
+
+
 def _version(file: File) -> str:
     if not _is_local(file):
         return f"{file.size} bytes, version {file.version}"

@@ -106,6 +106,30 @@ class TestInto:
         assert "from other options" in done.stderr
         assert digests(tmp_path / "out/hf") == before
 
+    @pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+    def test_output_with_other_files_of_the_model_is_not_skipped(self, name, tmp_path):
+        source = tmp_path / "a" / "hf"
+        shutil.copytree(MODEL, source)
+        ended("convert", "to-safetensors", source, "--into", tmp_path / "out")
+        file = source / name
+        config = json.loads(file.read_text()) if file.exists() else {}
+        file.write_text(json.dumps({**config, "rope_theta": 7.0}))
+        done = ended("convert", "to-safetensors", source, "--into", tmp_path / "out", code=2)
+        assert "of other options" in done.stderr and name in done.stderr
+        ended("convert", "to-safetensors", source, "--into", tmp_path / "out", "--overwrite")
+        done = ended("convert", "to-safetensors", source, "--into", tmp_path / "out")
+        assert "skipped" in done.stderr
+
+    def test_manifest_is_of_one_new_output(self, tmp_path):
+        words = "convert", "to-zarr3", MODEL, "--into", tmp_path / "out"
+        manifest = tmp_path / "manifest.json"
+        done = ended(*words, MAXTEXT, "--manifest", manifest, code=2)
+        assert "there are several sources" in done.stderr
+        assert not (tmp_path / "out").exists()
+        ended(*words)
+        done = ended(*words, "--manifest", manifest, code=2)
+        assert "exists" in done.stderr and not manifest.exists()
+
     @pytest.mark.parametrize("options", [(), ("--overwrite",)])
     @pytest.mark.parametrize("what", ["file", "notes", "other format"])
     def test_other_content_is_not_an_earlier_output(self, what, options, tmp_path):
