@@ -488,6 +488,8 @@ def _with_other_beginning(rule: Rule, paths: Sequence[Path], any_text: str) -> I
         yield start + rule.source, target, f"complete names, which begin with, for example, {starts[0]!r}"
     first = split_template(rule.source)[0]
     for end in (index for index, sign in enumerate(first[:-1], 1) if sign in "./"):
+        if not any(sign in rule.source[end:] for sign in "./"):
+            continue  # The last key alone, such as `weight`, is that of other arrays.
         yield rule.source[end:], rule.target, f"names without {first[:end]!r} at the beginning"
 
 

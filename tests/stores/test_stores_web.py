@@ -483,7 +483,7 @@ class TestFaults:
                 start = 8 + int.from_bytes(content[:8], "little")
                 server.files[path] = content[:start] + bytes(len(content) - start)
         begun_again()
-        assert "it cannot be resumed" in run(*words, code=2)
+        assert "it cannot be resumed: delete" in run(*words, code=2)
         run(*words, "--overwrite")
         run("verify", tmp_path / "out", "--against", url)
 

@@ -239,6 +239,11 @@ class TestRefusals:
         assert caught.value.hint == f"write {' and '.join(names)}"
         assert len(tree.pipe(renames(dict([instead])))) <= 4
 
+    def test_no_rule_for_a_last_key_alone_is_suggested(self):
+        with pytest.raises(MappingError, match="matches nothing") as caught:
+            flat("a.norm.weight", "b.weight").pipe(renames({"lm_head.weight": "b"}))
+        assert "write" not in caught.value.hint
+
     def test_rule_for_names_of_an_earlier_rule_is_reported(self):
         with pytest.raises(MappingError, match="earlier") as caught:
             flat("a.1").pipe(renames({"a.{i}": "b.{i}", "a.1": "c"}))

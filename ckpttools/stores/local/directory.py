@@ -318,10 +318,11 @@ def conflict_error(directory: Path, begun: JobInfo | None, purpose: JobInfo) -> 
     if begun.is_same_command(purpose):
         owner = "another conversion: the same command, started before its source changed"
         go_on = "it cannot be resumed"
+        hint = f"{go_on}: {discard}"
     else:
         owner = "another conversion"
         go_on = f"to resume it, {_resume_hint(begun)}"
-    hint = f"{go_on}; otherwise {discard}"
+        hint = f"{go_on}; otherwise {discard}"
     if _is_same_conversion(begun, purpose):
         changes = _describe_changes(begun, purpose) or _describe_smaller_memory(begun, purpose)
         owner = f"another conversion: the same command, started with other options{changes}"
