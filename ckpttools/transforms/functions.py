@@ -67,7 +67,7 @@ class MapArrays:
     def _map_array(self, path: Path, array: LazyArray) -> Move | None:
         try:
             mapped = self.function(keystr(path), array)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise MappingError(
                 f"{self.name} failed", location=keystr(path), got=f"{type(error).__name__}: {error}"
             ) from error
@@ -148,7 +148,7 @@ def _module(name: str, spec: str) -> ModuleType:
         raise MissingPathError(f"{name} does not exist", hint="check the spelling of the path")
     try:
         return _load(FilePath(name)) if is_file else importlib.import_module(name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise (FormatError if is_file else UsageError)(
             f"cannot import {name}",
             location=spec,

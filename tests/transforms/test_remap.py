@@ -480,6 +480,9 @@ def rename(path, array):
 def fails(path, array):
     raise ValueError(f"not today: {array.shape}")
 
+def ends(path, array):
+    raise SystemExit(0)
+
 def wrong(path, array):
     return 3
 
@@ -515,7 +518,11 @@ class TestFunctions:
 
     @pytest.mark.parametrize(
         ("name", "message"),
-        [("fails", "ValueError: not today: (256, 64)"), ("wrong", "returned an unsupported value")],
+        [
+            ("fails", "ValueError: not today: (256, 64)"),
+            ("ends", "SystemExit: 0"),
+            ("wrong", "returned an unsupported value"),
+        ],
     )
     def test_failing_function_is_named_with_the_path(self, code, name, message, tmp_path):
         output = run("remap", HF, tmp_path / "out", "--map", f"{code}:{name}", code=3)
