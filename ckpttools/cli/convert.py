@@ -230,7 +230,10 @@ class _ConvertMany(BaseCommand):
                 with suppress(NoSpaceError):
                     prepared.check()
                 require_same_output(prepared)
-            print_stderr(f"{destination} exists: skipped; --overwrite replaces it")
+            print_stderr(
+                f"{destination} exists: skipped; --overwrite replaces it "
+                "(compared: names, dtypes, files and samples of the values)"
+            )
             return False
         return True
 

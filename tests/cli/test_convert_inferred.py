@@ -85,7 +85,7 @@ class TestInto:
         words = "convert", "to-zarr3", MODEL, MAXTEXT, "--into", tmp_path / "out"
         ended(*words[:3], *words[4:])
         done = ended(*words)
-        assert "out/hf exists: skipped; --overwrite replaces it" in done.stderr
+        assert "out/hf exists: skipped; --overwrite replaces it (compared: names" in done.stderr
         assert "1 of 2 sources converted" in done.stderr
         skipped = json.loads(ended(*words, "--json").stdout)["skipped"]
         assert skipped == [f"{tmp_path}/out/hf", f"{tmp_path}/out/{MAXTEXT.name}"]
