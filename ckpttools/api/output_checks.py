@@ -317,10 +317,14 @@ def _destination_error(
 _MAX_SAMPLED = 256
 
 
-def require_same_output(prepared: Prepared) -> None:
+def require_same_output(prepared: Prepared) -> str:
     """Check that an existing destination is the output of a plan.
 
-    Arrays, samples of their values, and the model's configuration and tokenizer are compared.
+    Arrays, their values, and the model's configuration and tokenizer are compared; in buckets, samples of the
+    values.
+
+    Returns:
+        The compared properties, for a message.
 
     Raises:
         DestinationExistsError: It comes from another source or from other options.
@@ -329,7 +333,15 @@ def require_same_output(prepared: Prepared) -> None:
     output = open_tree(prepared.destination)
     found = {keystr(path): array for path, array in output.arrays.items()}
     planned = {keystr(path): array for path, array in prepared.plan.tree.arrays.items()}
-    got = _first_difference(planned, found) or _changed_file(prepared.writer, output)
+    is_local = not any(
+        "://" in str(item) for item in (prepared.destination, prepared.plan.tree.metadata.location)
+    )
+    memory, jobs = prepared.options.memory, prepared.options.jobs
+    got = (
+        _first_difference(planned, found)
+        or (_first_unequal(planned, found, memory, jobs) if is_local else _first_sampled(planned, found))
+        or _changed_file(prepared.writer, output)
+    )
     if got is not None:
         raise DestinationExistsError(
             f"{prepared.destination} comes from another source, or from other options",
@@ -337,14 +349,11 @@ def require_same_output(prepared: Prepared) -> None:
             hint=f"convert this source to another directory, or replace the output with "
             f"{option('overwrite', True)}",
         )
+    return f"names, dtypes, files and {'all' if is_local else 'samples of the'} values"
 
 
 def _first_difference(planned: Mapping[str, LazyArray], found: Mapping[str, LazyArray]) -> str | None:
-    """Describe a difference between the arrays of a plan and those of a checkpoint; None if none is found."""
-    import numpy as np
-
-    from ckpttools.compare.samples import read_samples
-
+    """Describe a difference between the names and types of a plan and a checkpoint; None if there is none."""
     for name in planned.keys() ^ found.keys():
         return f"only {'the source' if name in planned else 'the output'} has {name}"
     for name, array in planned.items():
@@ -352,6 +361,24 @@ def _first_difference(planned: Mapping[str, LazyArray], found: Mapping[str, Lazy
         if (array.shape, array.dtype) != (other.shape, other.dtype):
             own, its = (format_type(item.dtype.name, item.shape) for item in (array, other))
             return f"{name} is {its} there, and would be {own}"
+    return None
+
+
+def _first_unequal(
+    planned: Mapping[str, LazyArray], found: Mapping[str, LazyArray], memory: int, jobs: int | None
+) -> str | None:
+    from ckpttools.compare.verify import compare
+    from ckpttools.digest.pairing import Pairing
+
+    differences = compare(Pairing(planned, found), memory=memory, jobs=jobs)
+    return f"{differences[0].name} has other values" if differences else None
+
+
+def _first_sampled(planned: Mapping[str, LazyArray], found: Mapping[str, LazyArray]) -> str | None:
+    import numpy as np
+
+    from ckpttools.compare.samples import read_samples
+
     for name in list(planned)[:: -(-len(planned) // _MAX_SAMPLED)]:
         samples = zip(read_samples(planned[name]), read_samples(found[name]), strict=True)
         if not all(np.array_equal(a, b) for a, b in samples):

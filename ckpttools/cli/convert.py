@@ -229,11 +229,8 @@ class _ConvertMany(BaseCommand):
             with self._planned(ctx, source, destination, overwrite=True, resume=False) as prepared:
                 with suppress(NoSpaceError):
                     prepared.check()
-                require_same_output(prepared)
-            print_stderr(
-                f"{destination} exists: skipped; --overwrite replaces it "
-                "(compared: names, dtypes, files and samples of the values)"
-            )
+                compared = require_same_output(prepared)
+            print_stderr(f"{destination} exists: skipped; --overwrite replaces it (compared: {compared})")
             return False
         return True
 
