@@ -44,24 +44,27 @@ def ls(run: LocationLike, *, requests: int | None = None) -> RunListing | Collec
 def list_paths(
     paths: Sequence[LocationLike], requests: int | None = None
 ) -> list[RunListing | CollectionListing]:
-    """List several paths like `ls`. A single checkpoint becomes a list with one member named ".".
+    """List several paths like `ls`. Any other path becomes a list with one member named ".".
 
     Raises:
-        CheckpointError: A path does not exist, has no checkpoint, or cannot be read.
+        CheckpointError: A path does not exist or cannot be read, or none has a checkpoint.
     """
     with use_concurrency(requests):
-        return [_list_path(path) for path in paths]
+        all_detected = [detect(parse(path).absolute(), is_content=True) for path in paths]
+        listings = [list_detected(detected) for detected in all_detected]
+        if all(
+            listing is None and detected.format is None
+            for listing, detected in zip(listings, all_detected, strict=True)
+        ):
+            raise no_run_error(all_detected[0], parse(paths[0]))
+        return [
+            listing or _as_listing(detected) for listing, detected in zip(listings, all_detected, strict=True)
+        ]
 
 
-def _list_path(path: LocationLike) -> RunListing | CollectionListing:
-    location = parse(path)
-    detected = detect(location.absolute(), is_content=True)
-    listing = list_detected(detected)
-    if listing is not None:
-        return listing
-    if detected.format is None:
-        raise no_run_error(detected, location)
-    return CollectionListing(str(detected.location), (list_member(detected, "."),))
+def _as_listing(detected: Detected) -> CollectionListing:
+    members = () if detected.format is None else (list_member(detected, "."),)
+    return CollectionListing(str(detected.location), members)
 
 
 def list_members(error: SeveralCheckpointsError, requests: int | None) -> RunListing | CollectionListing:

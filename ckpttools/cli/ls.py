@@ -75,12 +75,15 @@ _MEMBER_COLUMNS = (
     Column("steps", right=True),
     Column("size", right=True),
     Column("changed", right=True, spare=2),
-    Column(""),
+    Column("state"),
 )
 
 
 def collection_lines(listing: CollectionListing) -> Iterator[str]:
     """Yield lines about checkpoints and runs in a directory."""
+    if not listing.members:
+        yield "no checkpoint or run"
+        return
     now = time.time()
     rows = [
         [
@@ -90,7 +93,7 @@ def collection_lines(listing: CollectionListing) -> Iterator[str]:
             "" if member.steps is None else f"{member.steps:,}",
             format_disk(member.nbytes),
             "" if member.modified is None else f"{format_age(now - member.modified)} ago",
-            "" if member.state == "complete" else member.state,
+            member.state,
         ]
         for member in listing.members
     ]

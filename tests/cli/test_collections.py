@@ -101,6 +101,13 @@ def test_listing_has_all_of_them(words, several):
     assert "a step" not in done.stdout
 
 
+def test_empty_directory_does_not_hide_other_listings(tmp_path):
+    (tmp_path / "empty").mkdir()
+    done = ckpt("ls", tmp_path / "empty", GOLDEN / "llama3.1" / "hf")
+    assert done.exit_code == 0 and "no checkpoint or run" in done.stdout and "safetensors" in done.stdout
+    assert ckpt("ls", tmp_path / "empty", tmp_path / "empty").exit_code == 3
+
+
 def test_subdirectories_of_reinforcement_learning_are_runs(tmp_path):
     for name in ("actor", "critic"):
         shutil.copytree(TRAINED, tmp_path / name)

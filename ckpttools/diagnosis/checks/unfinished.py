@@ -134,8 +134,9 @@ def _set_aside_command(step: Location, read: ReadOptions) -> str:
             "this save may still be running",
             location=step,
             got=f"a change {age:.0f} seconds ago",
-            expected=f"none for {_QUIET_SECONDS} seconds",
-            hint="wait until the job has ended",
+            expected=f"no change in the last {_QUIET_SECONDS:,} seconds",
+            hint="wait for the job and for this time; or, if the job has certainly ended, rename the step to "
+            f"{step.name}{SET_ASIDE_SUFFIX}",
         )
     target = step.with_name(step.name + SET_ASIDE_SUFFIX)
     if target.lexists():
