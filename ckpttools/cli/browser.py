@@ -534,6 +534,9 @@ class Browser(App[None]):
             text = f"Reading {printable(job.title)}"
             if job.is_stopped:
                 text = "Stopping …"
+            elif job.total and job.done >= job.total:
+                # A comparison searches for causes, which reads some arrays again.
+                text = f"Computing {printable(job.title)} …  Esc stops"
             elif job.total:
                 text = f"Reading {format_disk(job.done)} of {format_disk(job.total)} …  Esc stops"
         if self._status.content != text:
