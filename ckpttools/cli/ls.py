@@ -93,7 +93,8 @@ def collection_lines(listing: CollectionListing) -> Iterator[str]:
             "" if member.steps is None else f"{member.steps:,}",
             format_disk(member.nbytes),
             "" if member.modified is None else f"{format_age(now - member.modified)} ago",
-            member.state,
+            # Names and metadata are read, not contents: "complete" would promise too much.
+            "" if member.state == "complete" else member.state,
         ]
         for member in listing.members
     ]
