@@ -458,6 +458,7 @@ class Browser(App[None]):
         self._first = first
         self._pages: list[tuple[BrowserPage, int]] = []
         self._question = ""
+        self._early: list[events.Key] = []
         self._row: Any = None
 
         # Timers and messages may come before and after the widgets are on the screen.
@@ -553,6 +554,8 @@ class Browser(App[None]):
         self._draw_page(0)
         self._list.focus()
         self._show_text(page.facts(None), is_opened=False)
+        while self._early:
+            self._list.post_message(self._early.pop(0))
 
     def _draw_page(self, cursor: int | None = None) -> None:
         page = self._pages[-1][0]
@@ -717,14 +720,21 @@ class Browser(App[None]):
         self.screen.set_focus(self._prompt)
 
     def on_key(self, event: events.Key) -> None:
-        """Pass keys to the prompt that were typed right after the one that opened it.
+        """Pass keys to the prompt that were typed before it had the focus, or before the first page is there.
 
         They come from the widget that had the focus then; the prompt itself consumes printable keys.
         """
-        if self.focused is self._prompt and event.is_printable:
-            event.stop()
-            event.prevent_default()
-            self._prompt.post_message(events.Key(event.key, event.character))
+        key = events.Key(event.key, event.character)
+        is_early = self._page is None and (event.key == "slash" or bool(self._early))
+        if is_early:
+            # There is nothing to filter yet.
+            self._early.append(key)
+        elif self.focused is self._prompt and event.is_printable:
+            self._prompt.post_message(key)
+        else:
+            return
+        event.stop()
+        event.prevent_default()
 
     def _close_prompt(self) -> None:
         self._prompt.display = False
