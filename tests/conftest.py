@@ -15,7 +15,7 @@ IS_CI = bool(os.environ.get("CI"))
 settings.register_profile(
     "ckpttools",
     deadline=None,
-    max_examples=30 if IS_CI else 100,
+    max_examples=20 if IS_CI else 100,
     derandomize=IS_CI,
     print_blob=True,
     suppress_health_check=[
