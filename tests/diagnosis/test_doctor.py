@@ -426,6 +426,17 @@ class TestSteps:
         assert "the latest step is damaged" in result[0].what and "--fix set-aside" in result[0].command
         assert result[0].what in [finding.what for finding in examine(run / "4").findings]
 
+    @pytest.mark.parametrize("is_lost", [True, False])
+    def test_latest_step_with_a_damaged_index_is_set_aside(self, tmp_path, is_lost):
+        run = copy(ORBAX / "maxtext_run", tmp_path) / "checkpoints"
+        for path in (run / "4" / "items" / "d").iterdir():
+            path.unlink() if is_lost else path.write_bytes(path.read_bytes()[:-9])
+        for path in (run / "4", *(run / "4").rglob("*")):
+            os.utime(path, (0, 0))
+        assert ("warning", "latest") in told(run)
+        assert apply_fixes(run, "set-aside").applied_fixes == (f"{run / '4'} is now {run / '4.unfinished'}",)
+        assert ckpttools.ls(run).resume_step == 0
+
     @pytest.mark.parametrize("step", ["2", "4"])
     @pytest.mark.parametrize("named", [False, True])
     @pytest.mark.parametrize(

@@ -34,15 +34,24 @@ def _examine(inventory: Inventory) -> Iterator[Finding]:
 def _damaged_steps(run: Location, inventory: Inventory) -> Iterator[Finding]:
     """Report damaged steps of a run that has complete steps to resume from."""
     steps = OrbaxRun(run).steps
-    complete = [number for number, step in steps.items() if step.unfinished_reason is None]
+    # The list of steps reads no index.
+    reasons = {
+        item.step: f"{item.database.raw.message} ({item.path.name})"
+        for item in inventory.items
+        if isinstance(item.database, CheckpointError)
+    }
+    reasons |= {step.path: step.unfinished_reason for step in steps.values() if step.unfinished_reason}
+    complete = [number for number, step in steps.items() if step.path not in reasons]
     if not complete:
         return
     # The list of steps does not contain a step that lacks both its metadata and its tree.
     for step in (*steps.values(), *remains_after(steps[max(complete)])):
-        if step.unfinished_reason is None or not step.is_damaged or step.declared.is_uncommitted:
+        reason_text = reasons.get(step.path, step.unfinished_reason)
+        is_unfinished = step.unfinished_reason is not None and not step.is_damaged
+        if reason_text is None or is_unfinished or step.declared.is_uncommitted:
             continue
         is_latest = (step.number or 0) > max(complete)
-        problem = f"{'the latest step' if is_latest else 'a step'} is damaged: {step.unfinished_reason}"
+        problem = f"{'the latest step' if is_latest else 'a step'} is damaged: {reason_text}"
         do = f"fetch that step again; until then open {quote_path(run / steps[max(complete)].path.name)}"
         fix, command = None, None
         if isinstance(run.store, SupportsRename):
