@@ -345,6 +345,10 @@ def _resume_obstacle(latest: Step, item: str | None, steps: Sequence[StepListing
     latest_listing = next((step for step in steps if step.name == latest.path.name), None)
     if latest_listing is None or latest_listing.unfinished_reason is not None:
         return "which Orbax considers finished although it is not: loading it fails"
+    if unreadable := [
+        entry.name or "(the step)" for entry in latest_listing.items if entry.kind == "unreadable"
+    ]:
+        return f"whose item {sample_names(unreadable)} cannot be read: {action('doctor')} says why"
     if latest_listing.missing_chunks:
         is_part = any(is_part_of_a_host(entry.directory) for entry in latest.items)
         others = f": this is one host's part, and {action('assemble')} assembles those of all hosts"
