@@ -260,8 +260,8 @@ def _newest_complete_save(shares: Sequence[HostShare], step: int | None) -> Save
 def _refuse_separate_runs(save: Save, shares: Sequence[HostShare]) -> None:
     """Raise UsageError if one directory has the complete save, and others have other steps of its processes.
 
-    These are runs of their own, and all but one would be ignored. A host that is only late has other
-    processes.
+    Such directories are separate runs, of which all but one would be ignored. The processes of a host that is
+    only late differ.
     """
     if len(save.shares) > 1:
         return
@@ -273,11 +273,12 @@ def _refuse_separate_runs(save: Save, shares: Sequence[HostShare]) -> None:
     }
     if others:
         raise UsageError(
-            f"one directory has all of step {save.step}; the others have different steps of the same process",
+            f"only one directory has step {save.step}; others have different steps of the same process",
             location=own.host,
             got=f"also {first_names(sort_naturally(others))}",
             expected="directories of the hosts of one job",
-            hint=f"{action('copy', str(own.host), 'DST')} copies a run; {option('step', save.step)} uses one",
+            hint=f"to assemble this step, add {option('step', save.step)}; to copy a run, "
+            f"{action('copy', str(own.host), 'DST')}",
         )
 
 

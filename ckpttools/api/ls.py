@@ -44,25 +44,22 @@ def ls(run: LocationLike, *, requests: int | None = None) -> RunListing | Collec
 def list_paths(
     paths: Sequence[LocationLike], requests: int | None = None
 ) -> list[RunListing | CollectionListing]:
-    """List several paths like `ls`. Any other path becomes a list with one member named ".".
+    """List several paths like `ls`. A single checkpoint becomes a list with one member named ".".
+
+    A path without a checkpoint becomes an empty list.
 
     Raises:
         CheckpointError: A path does not exist or cannot be read, or none has a checkpoint.
     """
     with use_concurrency(requests):
-        all_detected = [detect(parse(path).absolute(), is_content=True) for path in paths]
-        listings = [list_detected(detected) for detected in all_detected]
-        if all(
-            listing is None and detected.format is None
-            for listing, detected in zip(listings, all_detected, strict=True)
-        ):
-            raise no_run_error(all_detected[0], parse(paths[0]))
-        return [
-            listing or _as_listing(detected) for listing, detected in zip(listings, all_detected, strict=True)
-        ]
+        first, *others = [detect(parse(path).absolute(), is_content=True) for path in paths]
+        listings = [list_detected(item) or _list_single(item) for item in (first, *others)]
+    if not any(isinstance(item, RunListing) or item.members for item in listings):
+        raise no_run_error(first, parse(paths[0]))
+    return listings
 
 
-def _as_listing(detected: Detected) -> CollectionListing:
+def _list_single(detected: Detected) -> CollectionListing:
     members = () if detected.format is None else (list_member(detected, "."),)
     return CollectionListing(str(detected.location), members)
 

@@ -79,6 +79,7 @@ def compare_with_config(tree: Tree, files: Mapping[str, Content], *, is_renamed:
     Args:
         tree: The tree to write, with the names of the output.
         files: Content of each file next to the weights, by name.
+        is_renamed: Whether arrays have new names.
 
     Returns:
         A remark if transformers or a conversion would reject the model.
@@ -93,7 +94,8 @@ def compare_with_config(tree: Tree, files: Mapping[str, Content], *, is_renamed:
     from ckpttools.checks import coverage
 
     result = coverage.CHECK.run(replace(model, tree=described))
-    return Notes(remarks=tuple(_format_remark(item, is_renamed) for item in result if item.level == "error"))
+    errors = (item for item in result if item.level == "error")
+    return Notes(remarks=tuple(_format_remark(item, is_of_names=is_renamed) for item in errors))
 
 
 def compare_names(source: Tree, tree: Tree, files: Mapping[str, Content]) -> Notes:
@@ -143,13 +145,13 @@ def _unowned(tree: Tree, families: Iterable[Family]) -> set[str]:
     return {name for names in best.others.values() for name in names}
 
 
-def check_source(tree: Tree, refused: Collection[str] = (), *, is_renamed: bool = False) -> Notes:
+def check_source(tree: Tree, refused: Collection[str] = (), *, renamed_from: Tree | None = None) -> Notes:
     """Check the model directory that a command reads.
 
     Args:
         tree: The opened tree.
         refused: Names of checks whose errors are raised.
-        is_renamed: Whether arrays of the tree have new names, so that its model files are not damaged.
+        renamed_from: The tree before its arrays got new names; None if they have not.
 
     Returns:
         A remark for each finding; none if there are no model files next to the weights.
@@ -158,7 +160,11 @@ def check_source(tree: Tree, refused: Collection[str] = (), *, is_renamed: bool 
         FormatError: A finding blocks writing, or is an error of a check in `refused`.
     """
     model = _source_model(tree)
-    return Notes() if model is None else _notes(model, refused, is_renamed)
+    if model is None:
+        return Notes()
+    if renamed_from is None:
+        return _notes(model, refused)
+    return _notes(model, refused, {item.what for item in findings(replace(model, tree=renamed_from))})
 
 
 def check_copied(tree: Tree) -> Iterator[str]:
@@ -178,12 +184,19 @@ def _source_model(tree: Tree) -> ModelDirectory | None:
     return ModelDirectory(str(directory), files, tree)
 
 
-def _notes(model: ModelDirectory, refused: Collection[str] = (), is_renamed: bool = False) -> Notes:
-    """Return findings as remarks. Raise FormatError for a finding that blocks writing."""
+def _notes(
+    model: ModelDirectory, refused: Collection[str] = (), earlier: Collection[str] | None = None
+) -> Notes:
+    """Return findings as remarks, given what was found with the old names, if arrays are renamed.
+
+    Raises:
+        FormatError: A finding blocks writing, or is an error of a check in `refused`.
+    """
     remarks = []
     for finding in findings(model):
+        is_of_names = earlier is not None and finding.what not in earlier
         # In a source, these are names that a trainer added.
-        if is_renamed and finding.check == "name-prefixes":
+        if is_of_names and finding.check == "name-prefixes":
             continue
         if finding.blocks_writing or (finding.level == "error" and finding.check in refused):
             raise FormatError(
@@ -194,17 +207,15 @@ def _notes(model: ModelDirectory, refused: Collection[str] = (), is_renamed: boo
                 hint=finding.hint,
             )
         if finding.level != "info":
-            remarks.append(_format_remark(finding, is_renamed))
+            remarks.append(_format_remark(finding, is_of_names=is_of_names))
     return Notes(remarks=tuple(remarks))
 
 
-def _format_remark(finding: ModelFinding, is_renamed: bool = False) -> str:
-    # Files need not be fetched again if only the new names do not fit.
-    return (
-        f"with the new names, {finding.what}"
-        if is_renamed
-        else f"{finding.what}: {finding.why}; {finding.hint}"
-    )
+def _format_remark(finding: ModelFinding, *, is_of_names: bool = False) -> str:
+    if is_of_names:
+        # Files need not be fetched again if only the new names do not fit.
+        return f"with the new names, {finding.what}"
+    return f"{finding.what}: {finding.why}; {finding.hint}"
 
 
 _SHOWN = 5

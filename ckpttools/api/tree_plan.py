@@ -50,7 +50,7 @@ def plan_tree(
     resources = resources or Resources()
     tree = _match_partial_metadata(tree)
     is_renamed = source is not None and any(path not in source.leaves for path in tree)
-    notes = tree.metadata.notes + check_source(tree, is_renamed=is_renamed)
+    notes = tree.metadata.notes + check_source(tree, renamed_from=source if is_renamed else None)
     sidecars = sidecars_of(tree)
     tree = with_origin(tree, tree)
     if not (sidecars or tree.metadata.is_other_model):

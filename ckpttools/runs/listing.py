@@ -348,7 +348,7 @@ def _resume_obstacle(latest: Step, item: str | None, steps: Sequence[StepListing
     if unreadable := [
         entry.name or "(the step)" for entry in latest_listing.items if entry.kind == "unreadable"
     ]:
-        return f"whose item {sample_names(unreadable)} cannot be read: {action('doctor')} says why"
+        return f"which cannot be read ({sample_names(unreadable)}): {action('doctor')} says why"
     if latest_listing.missing_chunks:
         is_part = any(is_part_of_a_host(entry.directory) for entry in latest.items)
         others = f": this is one host's part, and {action('assemble')} assembles those of all hosts"

@@ -128,12 +128,12 @@ class Rules:
                     hint=f"{action('inspect')} lists the names",
                 )
         # Rules for MaxText also have axes of activations, and of models of other families.
-        unsure = {logical: axes for logical, axes in self.axes if axes and not is_maxtext_axis(logical)}
-        if unsure:
+        candidates = {logical: axes for logical, axes in self.axes if axes and not is_maxtext_axis(logical)}
+        if candidates:
             named = (*axis_names(tree).values(), *(leaf.axes for leaf in leaves))
             axes_of_arrays = dict.fromkeys(name for axes in named for names in axes for name in names)
-            for logical in (item for item in unsure if item not in axes_of_arrays):
-                raise self._unknown_axis(logical, unsure[logical], sorted(axes_of_arrays))
+            for logical in (item for item in candidates if item not in axes_of_arrays):
+                raise self._unknown_axis(logical, candidates[logical], sorted(axes_of_arrays))
 
     def _unknown_axis(self, logical: str, axes: tuple[str, ...], known: Sequence[str]) -> UsageError:
         hint = did_you_mean(logical, known) or did_you_mean(logical, dict(LOGICAL_AXIS_RULES))
