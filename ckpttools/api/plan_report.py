@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, zip_longest
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckpttools.api.prepared import Prepared
 from ckpttools.array.dequantized import Dequantized
@@ -180,7 +180,7 @@ def fold_renames(renames: Iterable[Rename]) -> list[str]:
     for item in renames:
         targets.setdefault((item.sources, item.is_rearranged), []).append(item.name)
     # Rows with equal words, in the order of the first one of each.
-    groups: dict[tuple[object, ...], list[tuple[list[int], list[int]]]] = {}
+    groups: dict[_Words, list[_Numbers]] = {}
     for (sources, is_rearranged), names in targets.items():
         old, new = (
             _NUMBER.split(texts[0] if len(texts) == 1 else ", ".join(fold_lines(texts)))
@@ -193,9 +193,13 @@ def fold_renames(renames: Iterable[Rename]) -> list[str]:
 
 # Numbers with leading zeros are words.
 _NUMBER = re.compile(r"(?<![0-9])(0|[1-9][0-9]{0,17})(?![0-9])")
+_Words = tuple[tuple[str, ...], tuple[str, ...], bool]
+"""The text between the numbers of the old name and of the new name, and whether axes are rearranged."""
+_Numbers = tuple[list[int], list[int]]
+"""The numbers of the old name and of the new name."""
 
 
-def _fold_rows(words: Any, rows: list[tuple[list[int], list[int]]], at: int = 0) -> Iterator[str]:
+def _fold_rows(words: _Words, rows: list[_Numbers], at: int = 0) -> Iterator[str]:
     """Yield lines for renames that differ in numbers only; those in the old name before `at` are equal."""
     (first_old, first_new), count = rows[0], len(rows[0][0])
     differences: list[tuple[int, int] | None] = []
@@ -220,7 +224,7 @@ def _fold_rows(words: Any, rows: list[tuple[list[int], list[int]]], at: int = 0)
         yield f"{' -> '.join(sides)}{' (rearranged)' * is_rearranged}"
         return
     # Fold the rows with each value of the first number by themselves.
-    by_number: dict[int, list[tuple[list[int], list[int]]]] = {}
+    by_number: dict[int, list[_Numbers]] = {}
     for old, new in rows:
         by_number.setdefault(old[at], []).append((old, new))
     for same_rows in by_number.values():
