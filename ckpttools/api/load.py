@@ -57,7 +57,7 @@ from ckpttools.sharding.loading import JobProgress
 from ckpttools.sharding.mesh import parse_mesh
 from ckpttools.sharding.rules import NamedArray, RulesLike, resolve_rules
 from ckpttools.stores.concurrency import use_concurrency
-from ckpttools.stores.fetching import fetch
+from ckpttools.stores.fetching import fetch, observe_bytes
 from ckpttools.stores.registry import LocationLike
 from ckpttools.transforms.select import Select
 
@@ -108,14 +108,7 @@ class PreparedLoad:
 
         if self.download:
             fetch(sources([leaf.array for leaf in self.request.arrays]), lambda done, total: None)
-        total, done = self.plan.bytes_in_memory, 0
-
-        def observe(nbytes: int) -> None:
-            nonlocal done
-            done += nbytes
-            self.observe(done, total)
-
-        self.observe(0, total)
+        observe = observe_bytes(self.observe, self.plan.bytes_in_memory)
         with use_concurrency(self.requests):
             return execute_load(
                 self.request, self.plan, jobs=self.jobs, observe=observe, observe_job=self.observe_job

@@ -25,7 +25,7 @@ from ckpttools.formats.registry import open_tree, require_ranks, require_step
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.formats.zarr.chunking import GivenChunks
 from ckpttools.stores.concurrency import use_concurrency
-from ckpttools.stores.fetching import fetch
+from ckpttools.stores.fetching import fetch, observe_bytes
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import LocationLike, parse
 
@@ -206,17 +206,7 @@ class ScanSettings:
 
     def observer(self, total: int) -> Callable[[int], None]:
         """Return the `observe` argument of `ckpttools.run.scanning.scan` for `total` bytes."""
-        if self.observe is None:
-            return lambda nbytes: None
-        notify, done = self.observe, 0
-        notify(0, total)
-
-        def observe(nbytes: int) -> None:
-            nonlocal done
-            done += nbytes
-            notify(done, total)
-
-        return observe
+        return observe_bytes(self.observe or (lambda done, total: None), total)
 
 
 @contextmanager

@@ -40,7 +40,7 @@ from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.formats.zarr.chunks import DOCUMENTS, ChunkTables, chunk_tables
 from ckpttools.formats.zarr.legacy_runs import STATE, LegacyRun, legacy_run_in
 from ckpttools.formats.zarr.zarr3 import DOCUMENT as ZARR3
-from ckpttools.stores.fetching import Observe
+from ckpttools.stores.fetching import Observe, observe_bytes
 from ckpttools.stores.location import Location, require_file_error, suppress_file_errors
 
 # Formats whose files this module classifies. Other formats do so themselves.
@@ -169,15 +169,7 @@ class ValueReading:
 
     def observer(self, tree: Tree) -> Callable[[int], None]:
         """Return the function to call with the bytes of each piece of a tree."""
-        total, done = sum(array.nbytes for array in tree.arrays.values()), 0
-        self.observe(0, total)
-
-        def observe(nbytes: int) -> None:
-            nonlocal done
-            done += nbytes
-            self.observe(done, total)
-
-        return observe
+        return observe_bytes(self.observe, sum(array.nbytes for array in tree.arrays.values()))
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,19 @@ Observe = Callable[[int, int], None]
 """Called with the number of bytes received so far and the total; never concurrently."""
 
 
+def observe_bytes(notify: Observe, total: int) -> Callable[[int], None]:
+    """Return a function to call with the size of each piece; it passes the sum and the total to `notify`."""
+    done = 0
+    notify(0, total)
+
+    def observe(nbytes: int) -> None:
+        nonlocal done
+        done += nbytes
+        notify(done, total)
+
+    return observe
+
+
 @runtime_checkable
 class SupportsFetch(Protocol):
     """A store that keeps local copies of its files and reads them once they exist."""
