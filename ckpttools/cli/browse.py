@@ -231,7 +231,7 @@ class BrowserPage:
 
     def compare(self, row: Any, other: Location | None) -> Task | None:
         """Return the task that compares with another checkpoint; None if its location must be asked for."""
-        return None
+        raise UsageError("only checkpoints can be compared: first go back to a tree or a list of checkpoints")
 
     def about(self) -> Task | None:
         """Return the task that describes the page."""
@@ -1026,7 +1026,7 @@ class DiffPage(BrowserPage):
         return lambda control: control.show(self.facts(None))
 
     def open(self, row: ArrayDiff | GroupDiff) -> Task:
-        name = getattr(row, "farthest", None) or row.name
+        name = getattr(row, "most_different", None) or row.name
         return partial(self._read_both, row, name)
 
     def _read_both(self, row: ArrayDiff | GroupDiff, name: str, control: TaskControl) -> None:
@@ -1082,7 +1082,7 @@ def _difference_facts(row: ArrayDiff | GroupDiff) -> Iterator[tuple[str, str]]:
     distance = row.distance
     if isinstance(row, GroupDiff):
         yield "arrays", f"{row.num_differing:,} of {row.arrays:,} differ"
-        yield "most different", row.most_different or ""
+        yield "most in", row.most_different or ""
     else:
         yield "outcome", row.outcome
         for side, kind in (("A", row.a), ("B", row.b)):

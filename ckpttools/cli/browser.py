@@ -8,7 +8,8 @@ import os
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
 from typing import Any, ClassVar
@@ -600,16 +601,20 @@ class Browser(App[None]):
         page, row = self._page, self._list.row
         if page is None or row is None:
             return
-        try:
+        with self._notify_errors():
             task = call(page, row)
+            if task is None:
+                self._draw_page()
+            else:
+                self._start(task, getattr(row, "name", "") or page.title, adds_page=adds_page)
+
+    @contextmanager
+    def _notify_errors(self) -> Iterator[None]:
+        """Show errors of the `with` block as notifications."""
+        try:
+            yield
         except CheckpointError as error:
             self.notify(printable(with_flags(error.raw.message)), severity="warning", markup=False)
-            return
-        if task is None:
-            self._draw_page()
-        else:
-            title = getattr(row, "name", "") or page.title
-            self._start(task, title, adds_page=adds_page)
 
     def action_open(self) -> None:
         if self.focused is not self._text:
@@ -653,11 +658,12 @@ class Browser(App[None]):
         page, row = self._page, self._list.row
         if page is None or row is None:
             return
-        task = page.compare(row, None)
-        if task is None:
-            self.action_ask("compare")
-        else:
-            self._start(task, "both checkpoints")
+        with self._notify_errors():
+            task = page.compare(row, None)
+            if task is None:
+                self.action_ask("compare")
+            else:
+                self._start(task, "both checkpoints")
 
     def action_copy_name(self) -> None:
         page, row = self._page, self._list.row

@@ -122,6 +122,19 @@ def test_stacked_layers_are_shown_side_by_side():
     assert "wi_0/kernel[:, 1]" in layer
 
 
+def test_layer_of_a_comparison_opens_its_most_different_array(tmp_path: Path):
+    for side, factor in (("a", 1), ("b", 2)):
+        (tmp_path / side).mkdir()
+        arrays = {
+            f"model.layers.{layer}.mlp.{name}.weight": np.full((2, 3), value * factor, np.float32)
+            for layer in range(2)
+            for name, value in (("up_proj", 0), ("down_proj", 1))
+        }
+        save_file(arrays, tmp_path / side / "model.safetensors")
+    screen = Browsing(tmp_path / "a", tmp_path / "b", size=WIDE).press("l", "enter")
+    assert "max                   1           2" in screen
+
+
 @given(
     st.sets(st.lists(st.sampled_from(["a", "b", "0", "1", "2", "x1"]), min_size=1, max_size=4).map("/".join))
 )
