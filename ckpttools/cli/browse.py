@@ -7,13 +7,16 @@ differences between two checkpoints. Pages know nothing about the screen, which 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from math import prod, sqrt
+from math import sqrt
 from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 import click
@@ -29,8 +32,9 @@ from ckpttools.core.memory_limit import BASELINE_BYTES, extra_resident, limit_me
 from ckpttools.core.message_terms import action
 from ckpttools.core.options import Option
 from ckpttools.core.process_memory import current_bytes
-from ckpttools.core.text import format_disk, format_type, plural, printable
+from ckpttools.core.text import format_age, format_disk, format_type, plural, printable
 from ckpttools.stores.concurrency import use_concurrency
+from ckpttools.stores.fetching import observe_bytes
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 
@@ -137,15 +141,6 @@ class Session:
         with extra_resident(extra), limit_memory(self.memory), use_concurrency(self.requests):
             yield
 
-    def scanning(self, control: TaskControl) -> dict[str, Any]:
-        """Return the limits as arguments of the public functions."""
-        return {
-            "memory": self.memory,
-            "jobs": self.jobs,
-            "requests": self.requests,
-            "observe": control.observe,
-        }
-
     def open(self, location: Location, step: int | None = None) -> Tree:
         """Open a checkpoint with all its items."""
         from ckpttools.api.sources import opened, read_options
@@ -188,7 +183,7 @@ class Cells:
     style: str = ""
 
 
-class BrowserPage:
+class BrowserPage(ABC):
     """A list of rows.
 
     Attributes:
@@ -201,21 +196,21 @@ class BrowserPage:
     rows: Sequence[Any]
     note: str = ""
 
+    @abstractmethod
     def head(self, width: int) -> Cells:
         """Return the titles of the columns."""
-        raise NotImplementedError
 
+    @abstractmethod
     def cells(self, row: Any, width: int) -> Cells:
         """Return the text of a row."""
-        raise NotImplementedError
 
+    @abstractmethod
     def facts(self, row: Any) -> Lines:
         """Return the facts about a row, or about the page if there is none; reads nothing."""
-        raise NotImplementedError
 
+    @abstractmethod
     def open(self, row: Any) -> Task | None:
         """Return the task that opens a row; None if the page has changed instead."""
-        raise NotImplementedError
 
     def close(self, row: Any) -> int | None:
         """Close a row, or return the index of the row above it."""
@@ -239,6 +234,7 @@ class BrowserPage:
 
     def mark(self, row: Any) -> None:
         """Mark or unmark a row."""
+        raise UsageError("only steps and checkpoints in a list can be marked")
 
     def list_siblings(self, row: Any) -> int | None:
         """List folded rows one by one, or fold them again. Returns the index of the row that has changed."""
@@ -252,9 +248,9 @@ class BrowserPage:
         """Return the task that keeps only rows with these words."""
         return None
 
+    @abstractmethod
     def copies(self, row: Any) -> list[tuple[str, str]]:
         """Return labels and texts to copy, the name first."""
-        raise NotImplementedError
 
 
 def command(*words: object) -> str:
@@ -279,7 +275,15 @@ def _compare(session: Session, a: Location, b: Location, step: int | None, contr
     from ckpttools.api.diff import diff
 
     trees = session.open(a, step), session.open(b)
-    return DiffPage(session, trees, diff(*trees, sort="rel-l2", **session.scanning(control)))
+    report = diff(
+        *trees,
+        sort="rel-l2",
+        memory=session.memory,
+        jobs=session.jobs,
+        requests=session.requests,
+        observe=control.observe,
+    )
+    return DiffPage(session, trees, report)
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,19 +351,13 @@ class ListingPage(BrowserPage):
         self.note = f"{plural(len(self.rows), self._noun)}; Space marks two, d compares them"
 
     def head(self, width: int) -> Cells:
-        return Cells(f"  {self._noun}", self._right("kind", "size", "saved", width))
+        return Cells(f"  {self._noun}", _listing_columns("kind", "size", "saved", width))
 
     def cells(self, row: ListingRow, width: int) -> Cells:
         mark = "*" if row in self._marked else " "
         left = f"{mark} {row.name}" + f"  {row.problem}" * bool(row.problem)
-        right = self._right(row.kind, format_disk(row.nbytes), _age(row), width)
+        right = _listing_columns(row.kind, format_disk(row.nbytes), _age(row), width)
         return Cells(left, right, "warning" if row.problem else "")
-
-    def _right(self, kind: str, size: str, saved: str, width: int) -> str:
-        right = f"  {size:>8}"
-        if width >= 45:
-            right += f"  {saved:>14}"
-        return f"  {kind:>20}{right}" if width >= 65 else right
 
     def facts(self, row: ListingRow | None) -> Lines:
         if row is None:
@@ -392,11 +390,14 @@ class ListingPage(BrowserPage):
         return [*copies, ("health", command("doctor", row.location))]
 
 
+def _listing_columns(kind: str, size: str, saved: str, width: int) -> str:
+    right = f"  {size:>8}"
+    if width >= 45:
+        right += f"  {saved:>14}"
+    return f"  {kind:>20}{right}" if width >= 65 else right
+
+
 def _age(row: ListingRow) -> str:
-    import time
-
-    from ckpttools.core.text import format_age
-
     return "" if row.saved is None else f"{format_age(time.time() - row.saved)} ago"
 
 
@@ -421,14 +422,14 @@ class OpenLine:
 
     Attributes:
         line: The folded line.
-        above: The row above it; None at the top.
+        row_above: The row above it; None at the top.
         member: The only sibling of the line that the row stands for; None for all.
         is_open: Whether the rows below it are in the list.
         is_listed: Whether the row is open and lists the siblings one by one.
     """
 
     line: FoldedLine
-    above: OpenLine | None = None
+    row_above: OpenLine | None = None
     member: int | None = None
     is_open: bool = False
     is_listed: bool = False
@@ -439,13 +440,13 @@ class OpenLine:
 
     @property
     def depth(self) -> int:
-        return 0 if self.above is None else self.above.depth + 1
+        return 0 if self.row_above is None else self.row_above.depth + 1
 
     @property
     def parent(self) -> OpenLine | None:
         """The row whose names are prefixes of this row's names."""
         # Siblings that are listed one by one are below the row of all of them.
-        return self.above if self.member is None or self.above is None else self.above.above
+        return self.row_above if self.member is None or self.row_above is None else self.row_above.row_above
 
     @property
     def times(self) -> int:
@@ -466,7 +467,7 @@ class OpenLine:
         """Return the name with folded siblings in braces: `model.layers.{0..31}.mlp`."""
         return self.name if self.parent is None else f"{self.parent.pattern()}{self.line.joint}{self.name}"
 
-    def below(self) -> list[OpenLine]:
+    def rows_below(self) -> list[OpenLine]:
         """Return the rows below it."""
         if self.is_listed:
             return [OpenLine(self.line, self, number) for number in range(len(self.members))]
@@ -487,29 +488,28 @@ class TreePage(BrowserPage):
         self._words, self._by_size = "", False
         self._fold()
 
-    @property
-    def _arrays(self) -> Sequence[ArrayReport]:
-        return self._report.arrays
-
     def _fold(self) -> None:
         """Fold the arrays that contain all words."""
         from ckpttools.inspection.folding import FoldedLine
 
         words = self._words.lower().split()
-        arrays = [array for array in self._arrays if _has_words(array, words)] if words else self._arrays
+        all_arrays = self._report.arrays
+        arrays = [array for array in all_arrays if _has_words(array, words)] if words else all_arrays
         top = FoldedLine.top(arrays, sort="size" if self._by_size else None)
         rows = [OpenLine(line) for line in top.children()] if arrays else []
         if words and arrays:
-            rows = _opened_rows(rows)
-        self._total = top.nbytes
-        found = f"{len(arrays):,} of {plural(len(self._arrays), 'array')}"
-        order = ", largest first" if self._by_size else ""
-        every = f"{plural(len(self._arrays), 'array')}, {format_disk(self._report.nbytes)}"
-        self.note = (f"{found}: {printable(self._words)}" if words else every) + order
+            rows = _open_rows(rows)
+        note = plural(len(all_arrays), "array")
+        if words:
+            note = f"{len(arrays):,} of {note}: {printable(self._words)}"
+        else:
+            note += f", {format_disk(self._report.nbytes)}"
+        if self._by_size:
+            note += ", largest first"
         if self._report.warnings and not words:
-            self.note += f", {plural(len(self._report.warnings), 'warning')}: i shows"
+            note += f", {plural(len(self._report.warnings), 'warning')}: i shows"
         # Replaced at once, because the screen is drawn in another thread.
-        self.rows = rows
+        self.rows, self.note = rows, note
 
     def filter(self, words: str) -> Task:
         return partial(self._refold, words, self._by_size)
@@ -528,7 +528,7 @@ class TreePage(BrowserPage):
     def cells(self, row: OpenLine, width: int) -> Cells:
         array, times = row.line.array, row.times
         marker = "▾" if row.is_open else " " if row.line.is_leaf else "▸"
-        left = f"{'  ' * row.depth}{marker} {printable(row.name)}"
+        left = f"{'  ' * row.depth}{marker} {row.name}"
         kind = "" if array is None else format_type(array.quantized or array.dtype, array.shape)
         count = row.line.count * times
         size = format_disk(row.line.nbytes * times)
@@ -546,7 +546,8 @@ class TreePage(BrowserPage):
         facts = [("arrays", f"{count:,}" if count > 1 else ""), ("bytes", format_disk(line.nbytes * times))]
         facts.append(("elements", f"{line.num_elements * times:,}"))
         if array is None:
-            return partial(_labeled, title, facts, "Enter opens it" + "; u lists it one by one" * (times > 1))
+            hint = "Enter opens it" + "; u lists them one by one" * (times > 1)
+            return partial(_labeled, title, facts, hint)
         facts = [
             ("type", format_type(array.dtype, array.shape)),
             *facts,
@@ -561,14 +562,14 @@ class TreePage(BrowserPage):
 
     def open(self, row: OpenLine) -> Task | None:
         if row.line.is_leaf:
-            return self.layers(row) if row.times > 1 else partial(self._read, row.names()[0], "")
+            return self.layers(row) if row.times > 1 else self.index(row, "")
         self._set_open(row, not row.is_open)
         return None
 
     def list_siblings(self, row: OpenLine) -> int:
         folded = row
-        while len(folded.members) == 1 and folded.above is not None:
-            folded = folded.above
+        while len(folded.members) == 1 and folded.row_above is not None:
+            folded = folded.row_above
         if len(folded.members) > 1:
             self._set_open(folded, not folded.is_listed, is_listed=not folded.is_listed)
             row = folded
@@ -582,26 +583,23 @@ class TreePage(BrowserPage):
             del rows[start:stop]
         row.is_open, row.is_listed = is_open, is_listed
         if is_open:
-            rows[start:start] = row.below()
+            rows[start:start] = row.rows_below()
         self.rows = rows
 
     def close(self, row: OpenLine) -> int | None:
         if row.is_open:
             self._set_open(row, False)
             return self.rows.index(row)
-        return None if row.above is None else self.rows.index(row.above)
+        return None if row.row_above is None else self.rows.index(row.row_above)
 
-    def _read(self, name: str, index: str, control: TaskControl) -> None:
-        show_array(self._session, self._tree, name, index, control)
-
-    def index(self, row: OpenLine, index: str) -> Task:
+    def index(self, row: OpenLine, index: str) -> Task | None:
         if not row.line.is_leaf or row.times > 1:
-            return super().index(row, index)  # type: ignore[return-value]
-        return partial(self._read, row.names()[0], index)
+            return super().index(row, index)
+        return partial(show_array, self._session, self._tree, row.names()[0], index)
 
-    def layers(self, row: OpenLine) -> Task:
+    def layers(self, row: OpenLine) -> Task | None:
         if not row.line.is_leaf:
-            return super().layers(row)  # type: ignore[return-value]
+            return super().layers(row)
         return partial(_read_layers, self._session, self._tree, row.names(), row.pattern())
 
     def about(self) -> Task:
@@ -621,7 +619,8 @@ class TreePage(BrowserPage):
     def copies(self, row: OpenLine) -> list[tuple[str, str]]:
         names = row.names()
         name, here = names[0], self._location
-        pattern = name if len(names) == 1 else row_pattern(row)
+        # Folded siblings are in braces.
+        pattern = name if len(names) == 1 else re.sub(r"\{.*?\}", "*", row.pattern())
         copies = [("name", name), ("path", here)]
         if row.line.is_leaf:
             copies.append(("values", command("cat", here, name)))
@@ -634,38 +633,23 @@ class TreePage(BrowserPage):
         ]
 
 
-def row_pattern(row: OpenLine) -> str:
-    """Return a glob for the names of a row: their common beginning and end."""
-    names = row.names()
-    start = _shared_start(names)
-    ends = [name[len(start) :][::-1] for name in names]
-    return f"{start}*{_shared_start(ends)[::-1]}"
-
-
-def _shared_start(texts: Sequence[str]) -> str:
-    first, last = min(texts), max(texts)
-    pairs = enumerate(zip(first, last, strict=False))
-    return first[: next((k for k, (a, b) in pairs if a != b), len(first))]
-
-
 def _has_words(array: ArrayReport, words: Sequence[str]) -> bool:
     text = f"{array.path} {format_type(array.dtype, array.shape)} {array.role}".lower()
     return all(word in text for word in words)
 
 
-def _opened_rows(rows: Sequence[OpenLine]) -> list[OpenLine]:
+def _open_rows(rows: Sequence[OpenLine]) -> list[OpenLine]:
     """Return the rows with those below them, level by level, unless there are too many."""
     result = list(rows)
     while len(result) <= _MAX_OPEN_ROWS:
-        closed = [row for row in result if not row.line.is_leaf and not row.is_open]
-        if not closed:
-            break
         deeper: list[OpenLine] = []
         for row in result:
             deeper.append(row)
-            if row in closed:
+            if not row.line.is_leaf and not row.is_open:
                 row.is_open = True
-                deeper += row.below()
+                deeper += row.rows_below()
+        if len(deeper) == len(result):
+            break
         result = deeper
     return result
 
@@ -678,9 +662,9 @@ def _tree_columns(kind: str, count: str, size: str, width: int) -> str:
     return f"  {kind}{right}" if width >= 60 and len(kind) <= 2 * width // 5 else right
 
 
-def _sections(width: int, *sections: Lines | None) -> Iterator[str]:
+def _join_sections(sections: Sequence[Lines], width: int) -> Iterator[str]:
     """Yield the lines of all sections, with an empty line between them."""
-    for number, section in enumerate(section for section in sections if section is not None):
+    for number, section in enumerate(sections):
         if number:
             yield ""
         yield from section(width)
@@ -724,19 +708,15 @@ def show_array(session: Session, tree: Tree, name: str, index: str, control: Tas
             memory=session.memory,
             jobs=session.jobs,
             histograms=True,
-            observe=_observer(control, numeric.arrays[path].nbytes),
+            observe=observe_bytes(control.observe, numeric.arrays[path].nbytes),
         )
         (array,) = report.arrays
         return partial(_statistics_lines, array.statistics, array)
 
     values = _or_error(read_values)
-    control.show(partial(_sections_of, title, None, values))
+    control.show(partial(_join_sections, (title, values)))
     statistics = _or_error(read_statistics)
-    control.show(partial(_sections_of, title, statistics, values))
-
-
-def _sections_of(title: Lines, statistics: Lines | None, values: Lines, width: int) -> Iterator[str]:
-    return _sections(width, title, statistics, values)
+    control.show(partial(_join_sections, (title, statistics, values)))
 
 
 def _numeric(tree: Tree) -> Tree:
@@ -744,18 +724,6 @@ def _numeric(tree: Tree) -> Tree:
     from ckpttools.quantized.view import quantized_view
 
     return quantized_view(tree).plain_where_possible().tree
-
-
-def _observer(control: TaskControl, total: int) -> Callable[[int], None]:
-    done = 0
-    control.observe(0, total)
-
-    def observe(nbytes: int) -> None:
-        nonlocal done
-        done += nbytes
-        control.observe(done, total)
-
-    return observe
 
 
 def _value_lines(values: ArrayValues, width: int) -> Iterator[str]:
@@ -790,7 +758,8 @@ class _LayerStatistics:
 
     Attributes:
         label: `layer 3`, or the name of the array.
-        name, index: The array, and the region of the layer; "" for all of it.
+        name, index: The first array, and the region of the layer; "" for all of it.
+        num_arrays: Number of arrays, such as those of experts.
         norm, std, max_abs, mean: Statistics of the finite elements; None if there are none.
         bad: Number of NaN and infinite elements.
     """
@@ -798,6 +767,7 @@ class _LayerStatistics:
     label: str
     name: str
     index: str
+    num_arrays: int
     norm: float | None
     std: float | None
     max_abs: float | None
@@ -817,6 +787,8 @@ def _read_layers(
         title: Name of the page.
         control: The running task.
     """
+    import numpy as np
+
     from ckpttools.inspection.layer_rows import layer_rows
     from ckpttools.inspection.stats import inspect_stats
 
@@ -834,7 +806,7 @@ def _read_layers(
         memory=session.memory,
         jobs=session.jobs,
         per_layer=True,
-        observe=_observer(control, total),
+        observe=observe_bytes(control.observe, total),
     )
     parts: dict[tuple[int, str], list[tuple[str, str, Statistics]]] = {}
     for path, array in zip(paths, report.arrays, strict=True):
@@ -845,34 +817,36 @@ def _read_layers(
         for layer, statistics in (array.layers or {row.numbers[0]: array.statistics}).items():
             index = ""
             if row.axes:
-                location = row.numbers.index(layer)
                 lengths = [array.shape[axis] for axis in row.axes]
-                at = [str(location // prod(lengths[k + 1 :]) % lengths[k]) for k in range(len(lengths))]
-                index = ", ".join([*[":"] * row.axes[0], *at])
+                at = np.unravel_index(row.numbers.index(layer), lengths)
+                index = ", ".join([*[":"] * row.axes[0], *map(str, at)])
             parts.setdefault((layer, f"layer {layer}"), []).append((array.path, index, statistics))
-    rows = [_joined_layer(label, parts[number, label]) for number, label in sorted(parts)]
+    rows = [_combine_layer(label, parts[number, label]) for number, label in sorted(parts)]
     return LayersPage(session, tree, rows, title)
 
 
-def _joined_layer(label: str, parts: Sequence[tuple[str, str, Statistics]]) -> _LayerStatistics:
+def _combine_layer(label: str, parts: Sequence[tuple[str, str, Statistics]]) -> _LayerStatistics:
     """Combine the arrays of a layer, such as those of experts."""
-    from math import hypot
+    from ckpttools.inspection.moment_statistics import Moments
 
-    from ckpttools.inspection.moment_statistics import combine_spreads
-
-    spread, limit = (0, 0.0, 0.0), None
+    total = Moments()
     for _, _, item in parts:
-        if item.mean is not None and item.std is not None and item.max_abs is not None:
+        total += Moments(nan=item.nan, inf=item.inf)
+        if item.mean is not None and item.std is not None:
             finite = item.elements - item.nan - item.inf
-            spread = combine_spreads(spread, (finite, item.mean, item.std * sqrt(finite)))
-            limit = max(limit or 0.0, item.max_abs)
+            total += Moments(finite=finite, mean=item.mean, spread=item.std * sqrt(finite))
     name, index, _ = parts[0]
-    bad = sum(item.nan + item.inf for _, _, item in parts)
-    finite, mean, root = spread
-    if not finite:
-        return _LayerStatistics(label, name, index, None, None, None, None, bad)
-    norm = hypot(root, sqrt(finite) * mean)
-    return _LayerStatistics(label, name, index, norm, root / sqrt(finite), limit, mean, bad)
+    return _LayerStatistics(
+        label,
+        name,
+        index,
+        num_arrays=len(parts),
+        norm=total.norm,
+        std=total.deviation,
+        max_abs=max((item.max_abs for _, _, item in parts if item.max_abs is not None), default=None),
+        mean=total.mean if total.finite else None,
+        bad=total.nan + total.inf,
+    )
 
 
 class LayersPage(BrowserPage):
@@ -880,10 +854,10 @@ class LayersPage(BrowserPage):
 
     def __init__(self, session: Session, tree: Tree, rows: Sequence[_LayerStatistics], title: str) -> None:
         self._session, self._tree = session, tree
+        self.rows: Sequence[_LayerStatistics] = ()
         self._all = tuple(rows)
         self._label_width = max((len(printable(row.label)) for row in self._all), default=0)
         self._largest_std = max((row.std or 0.0 for row in self._all), default=0.0)
-        self.rows = self._all
         self.title = title
         self._keys: tuple[str, ...] = ("label", "norm", "std", "max_abs")
         self._order()
@@ -891,11 +865,11 @@ class LayersPage(BrowserPage):
     def _order(self) -> None:
         key = self._keys[0]
         if key == "label":
-            self.rows = self._all
+            self.rows, order = self._all, "in order"
         else:
             self.rows = sorted(self._all, key=lambda row: -(getattr(row, key) or 0))
+            order = f"largest {key.replace('_', ' ')} first"
         bad = sum(bool(row.bad) for row in self._all)
-        order = "in order" if key == "label" else f"largest {key.replace('_', ' ')} first"
         self.note = f"{plural(len(self.rows), 'row')}, {order}" + (f"; NaN or Inf in {bad:,}" if bad else "")
 
     def sort(self) -> None:
@@ -937,16 +911,14 @@ class LayersPage(BrowserPage):
             )
         ]
         facts = (*numbers, ("NaN or Inf", f"{row.bad:,}" if row.bad else ""))
-        return partial(_labeled, title, facts, "Enter reads it; s sorts by norm, std or max abs")
+        target = "it" if row.num_arrays == 1 else f"the first of these {row.num_arrays:,} arrays"
+        return partial(_labeled, title, facts, f"Enter reads {target}; s sorts by norm, std or max abs")
 
     def open(self, row: _LayerStatistics) -> Task:
-        return partial(self._read, row.name, row.index)
-
-    def _read(self, name: str, index: str, control: TaskControl) -> None:
-        show_array(self._session, self._tree, name, index, control)
+        return self.index(row, row.index)
 
     def index(self, row: _LayerStatistics, index: str) -> Task:
-        return partial(self._read, row.name, index)
+        return partial(show_array, self._session, self._tree, row.name, index)
 
     def copies(self, row: _LayerStatistics) -> list[tuple[str, str]]:
         name = row.name + (f"[{row.index}]" if row.index else "")
@@ -978,18 +950,18 @@ class DiffPage(BrowserPage):
         words = self._words.lower().split()
         rows = self._report.layers if self._by_layer else self._report.arrays
         self.rows = [row for row in rows if all(word in row.name.lower() for word in words)]
-        words_of = {"differs": "different"}
         counts = ", ".join(
-            f"{count:,} {words_of.get(outcome, outcome)}" for outcome, count in self._report.outcomes.items()
+            f"{count:,} {'different' if outcome == 'differs' else outcome}"
+            for outcome, count in self._report.outcomes.items()
         )
-        what = "layers" if self._by_layer else "arrays"
-        self.note = f"equal: {counts}" if self._report.equal else f"{what} by relative L2; {counts}"
+        ranked = "layers" if self._by_layer else "arrays"
+        self.note = f"equal: {counts}" if self._report.equal else f"{ranked} by relative L2; {counts}"
 
     def filter(self, words: str) -> Task:
-        self._words = words
-        return self._refilter
+        return partial(self._refilter, words)
 
-    def _refilter(self, control: TaskControl) -> BrowserPage:
+    def _refilter(self, words: str, control: TaskControl) -> BrowserPage:
+        self._words = words
         self._choose()
         return self
 
@@ -1005,11 +977,11 @@ class DiffPage(BrowserPage):
     def cells(self, row: ArrayDiff | GroupDiff, width: int) -> Cells:
         distance, outcome = row.distance, getattr(row, "outcome", "differs")
         if distance is None:
-            return Cells(printable(row.name), f"  {outcome}", "warning")
+            return Cells(row.name, f"  {outcome}", "warning")
         rel_l2, largest = _measures(row)
         cosine = "" if distance.cosine is None else f"{distance.cosine:.6f}"
         right = _diff_columns((f"{rel_l2:.3g}", cosine, f"{largest:.3g}"), width)
-        return Cells(printable(row.name), right, "error" if rel_l2 != rel_l2 else "")
+        return Cells(row.name, right, "error" if rel_l2 != rel_l2 else "")
 
     def facts(self, row: ArrayDiff | GroupDiff | None) -> Lines:
         if row is None:
@@ -1026,8 +998,7 @@ class DiffPage(BrowserPage):
         return lambda control: control.show(self.facts(None))
 
     def open(self, row: ArrayDiff | GroupDiff) -> Task:
-        name = getattr(row, "most_different", None) or row.name
-        return partial(self._read_both, row, name)
+        return partial(self._read_both, row, getattr(row, "most_different", None) or row.name)
 
     def _read_both(self, row: ArrayDiff | GroupDiff, name: str, control: TaskControl) -> None:
         from ckpttools.inspection.stats import inspect_stats
@@ -1044,14 +1015,14 @@ class DiffPage(BrowserPage):
                 [path],
                 memory=self._session.memory,
                 jobs=self._session.jobs,
-                observe=_observer(control, tree.arrays[path].nbytes),
+                observe=observe_bytes(control.observe, tree.arrays[path].nbytes),
             )
             sides.append(report.arrays[0].statistics)
         if any(sides):
             both: Lines = partial(_side_lines, name, sides)
         else:
-            both = lambda width: wrap("neither side stores an array of this name: layers are stacked", width)  # noqa: E731
-        control.show(lambda width: _sections(width, facts, both))
+            both = partial(wrap, "neither side stores an array of this name: layers are stacked")
+        control.show(partial(_join_sections, (facts, both)))
 
     def copies(self, row: ArrayDiff | GroupDiff) -> list[tuple[str, str]]:
         a, b = self._report.a.path, self._report.b.path

@@ -103,8 +103,8 @@ class _JobStoppedError(Exception):
     """The user has stopped a task."""
 
 
-class Job(Message):
-    """A task in the thread. As a message, it reports that something has changed.
+class Job:
+    """A task in the thread.
 
     Attributes:
         task: The task.
@@ -118,7 +118,6 @@ class Job(Message):
     """
 
     def __init__(self, task: Task, title: str, post: Callable[[Message], object], adds_page: bool) -> None:
-        super().__init__()
         self.task, self.title, self.adds_page = task, title, adds_page
         self.done = self.total = 0
         self.lines: Lines | None = None
@@ -410,7 +409,13 @@ def _help_lines(width: int) -> list[str]:
 
 
 class Browser(App[None]):
-    """The browser: a stack of pages on the left, and text about the row at the cursor on the right."""
+    """The browser: a stack of pages on the left, and text about the row at the cursor on the right.
+
+    Attributes:
+        reader: The thread that reads.
+        signal: The signal that ended the browser; None if the user quit.
+        error: The reason why the first page could not be opened.
+    """
 
     ENABLE_COMMAND_PALETTE = False
     CSS = """
@@ -459,7 +464,7 @@ class Browser(App[None]):
         self._first = first
         self._pages: list[tuple[BrowserPage, int]] = []
         self._question = ""
-        self._early: list[events.Key] = []
+        self._early_keys: list[events.Key] = []
         self._row: Any = None
 
         # Timers and messages may come before and after the widgets are on the screen.
@@ -531,7 +536,7 @@ class Browser(App[None]):
 
     def _show_progress(self) -> None:
         job = self.reader.job
-        text = self._pages[-1][0].note if self._pages else ""
+        text = "" if self._page is None else self._page.note
         if job is not None and not job.is_done:
             text = f"Reading {printable(job.title)}"
             if job.is_stopped:
@@ -555,8 +560,8 @@ class Browser(App[None]):
         self._draw_page(0)
         self._list.focus()
         self._show_text(page.facts(None), is_opened=False)
-        while self._early:
-            self._list.post_message(self._early.pop(0))
+        while self._early_keys:
+            self._list.post_message(self._early_keys.pop(0))
 
     def _draw_page(self, cursor: int | None = None) -> None:
         page = self._pages[-1][0]
@@ -616,6 +621,14 @@ class Browser(App[None]):
         except CheckpointError as error:
             self.notify(printable(with_flags(error.raw.message)), severity="warning", markup=False)
 
+    def _move(self, call: Callable[[BrowserPage, Any], int | None]) -> None:
+        """Call the page with the row at the cursor, and move to the row that it returns."""
+        page, row = self._page, self._list.row
+        if page is not None and row is not None:
+            cursor = call(page, row)
+            if cursor is not None:
+                self._draw_page(cursor)
+
     def action_open(self) -> None:
         if self.focused is not self._text:
             self._do(lambda page, row: page.open(row))
@@ -627,18 +640,10 @@ class Browser(App[None]):
             self._do(lambda page, row: page.open(row))
 
     def action_close_group(self) -> None:
-        page, row = self._page, self._list.row
-        if page is not None and row is not None:
-            cursor = page.close(row)
-            if cursor is not None:
-                self._draw_page(cursor)
+        self._move(lambda page, row: page.close(row))
 
     def action_list_siblings(self) -> None:
-        page, row = self._page, self._list.row
-        if page is not None and row is not None:
-            cursor = page.list_siblings(row)
-            if cursor is not None:
-                self._draw_page(cursor)
+        self._move(lambda page, row: page.list_siblings(row))
 
     def action_layers(self) -> None:
         self._do(lambda page, row: page.layers(row))
@@ -726,15 +731,14 @@ class Browser(App[None]):
         self.screen.set_focus(self._prompt)
 
     def on_key(self, event: events.Key) -> None:
-        """Pass keys to the prompt that were typed before it had the focus, or before the first page is there.
+        """Pass keys to the prompt that were typed before it had the focus or before the first page was shown.
 
         They come from the widget that had the focus then; the prompt itself consumes printable keys.
         """
         key = events.Key(event.key, event.character)
-        is_early = self._page is None and (event.key == "slash" or bool(self._early))
-        if is_early:
+        if self._page is None and (event.key == "slash" or self._early_keys):
             # There is nothing to filter yet.
-            self._early.append(key)
+            self._early_keys.append(key)
         elif self.focused is self._prompt and event.is_printable:
             self._prompt.post_message(key)
         else:

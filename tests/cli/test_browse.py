@@ -151,7 +151,7 @@ def test_rows_stand_for_every_array_once(names: set[str]):
                 assert len(row.names()) == row.times
                 found += row.names()
             else:
-                rows += row.below()
+                rows += row.rows_below()
         assert sorted(found) == sorted(names)
 
 

@@ -42,7 +42,7 @@ class Browsing:
         self.app, self._size = Browser(session, first, str(path)), size
 
     def press(self, *keys: str) -> str:
-        """Return the screen after these keys; `text:` is before a text to type."""
+        """Return the screen after these keys; `text:` precedes text to type."""
         return asyncio.run(self._press(keys))
 
     async def _press(self, keys: Sequence[str]) -> str:
@@ -50,7 +50,7 @@ class Browsing:
             await self.settle()
             for key in keys:
                 if key.startswith("text:"):
-                    # Faster than to press a key for each character.
+                    # Faster than pressing a key for each character.
                     self.app._prompt.value = key[5:]
                 else:
                     await pilot.press(key)
