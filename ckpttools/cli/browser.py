@@ -592,6 +592,8 @@ class Browser(App[None]):
         page, row = self._page, event.sender.row
         if page is None or event.sender.id != "list":
             return
+        # A list posts this message after a resize, too.
+        self._draw_head()
         if event.is_opened:
             self.action_open()
         elif row is not None and row is not self._row:

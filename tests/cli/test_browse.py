@@ -122,6 +122,20 @@ def test_stacked_layers_are_shown_side_by_side():
     assert "wi_0/kernel[:, 1]" in layer
 
 
+def test_titles_of_columns_follow_the_width():
+    browsing = Browsing(GOLDEN / "qwen3" / "hf", size=(200, 10))
+
+    async def resize() -> str:
+        async with browsing.app.run_test(size=(200, 10)) as pilot:
+            await browsing.settle()
+            await pilot.resize_terminal(100, 10)
+            await browsing.settle()
+            return browsing.screen()
+
+    titles, row = asyncio.run(resize()).splitlines()[1:3]
+    assert titles.index("size") + len("size") == row.index("kB") + len("kB")
+
+
 def test_layer_of_a_comparison_opens_its_most_different_array(tmp_path: Path):
     for side, factor in (("a", 1), ("b", 2)):
         (tmp_path / side).mkdir()
