@@ -260,7 +260,7 @@ def _newest_complete_save(shares: Sequence[HostShare], step: int | None) -> Save
 def _refuse_separate_runs(save: Save, shares: Sequence[HostShare]) -> None:
     """Raise UsageError if one directory has the complete save, and others have other steps of its processes.
 
-    Such directories are separate runs, of which all but one would be ignored. The processes of a host that is
+    Such directories are separate runs, and only one would be used. The processes of a host that is
     only late differ.
     """
     if len(save.shares) > 1:
